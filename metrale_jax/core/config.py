@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's description: frozen, hashable, and owned by us, whatever spelling the checkpoint used.
+
+Everything here is static under `jit`. A family file builds a `ModelConfig` from a checkpoint's config and nothing is
+written back into it later.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of one layer: inverse frequencies for the first `2 * len(inv_freq)` widths of a head.
+
+    `attention_factor` multiplies cos and sin. If `switch_len` is positive, a sequence whose length is above it uses
+    `long_inv_freq` for all its tokens (LongRoPE). If `ntk_max_len` is positive the frequencies follow the length
+    instead (dynamic NTK: base `ntk_theta`, factor `ntk_factor`).
+    """
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+    long_inv_freq: tuple[float, ...] = ()
+    switch_len: int = 0
+    ntk_max_len: int = 0
+    ntk_theta: float = 0.0
+    ntk_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Static facts of one attention layer. `window` 0 means all of the past; `softcap` 0 means none."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeConfig
+    window: int = 0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """Static facts of one gated feed-forward layer; `activation` is a key of `layers.mlp.ACTIVATIONS`."""
+
+    hidden_dim: int
+    activation: str
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer."""
+
+    attention: AttentionConfig
+    mlp: MlpConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder: what the shared forward needs to know beyond its weights.
+
+    `embed_scale`, `residual_scale` multiply the embeddings and each block's output, `logit_scale` the logits before
+    `logit_softcap` (0 is none). `max_context_tokens` bounds prompt plus answer. `eos_token_ids` end an answer.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_dim: int
+    layers: tuple[LayerConfig, ...]
+    max_context_tokens: int
+    norm_eps: float
+    tie_embeddings: bool
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int = -1
+    dtype: str = "float32"
+
+    @property
+    def rope_switch_len(self) -> int:
+        """The length above which a sequence's past must be recomputed under other frequencies; 0 if never."""
+        return max(layer.attention.rope.switch_len for layer in self.layers)

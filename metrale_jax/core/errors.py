@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors that a user can meet.
+
+Every message has three parts, one sentence each at most: the value, the limit it broke, and the way out.
+Broken invariants of our own are `assert`s with a message, never one of these.
+"""
+
+
+class MetraleError(ValueError):
+    """Base of every error that a user's input can cause; the command line prints it on one line and exits 2."""
+
+
+class ConfigError(MetraleError):
+    """A model or engine setting that is missing, unknown or out of range."""
+
+
+class CheckpointError(MetraleError):
+    """A checkpoint whose files or tensors are not what its config promises."""
+
+
+class ModelNotFoundError(MetraleError):
+    """A model name that is neither an alias, a path nor a reachable hub id."""
+
+
+class RequestError(MetraleError):
+    """A prompt or sampling parameter that cannot be served; other requests go on."""
+
+
+class TextError(MetraleError):
+    """A tokenizer or chat template that is missing or cannot be used."""
+
+
+class Unsupported(MetraleError):
+    """A kernel, architecture or rope type that was asked for by name and does not serve the case."""

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model's name to its description, weights and tokenizer: where families, checkpoints and text meet."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metrale_jax.checkpoint.gguf_file import GgufFile, open_gguf
+from metrale_jax.checkpoint.gguf_source import GgufSource, gguf_names
+from metrale_jax.checkpoint.safetensors_source import SafetensorsSource
+from metrale_jax.checkpoint.source import AbstractTensorSource
+from metrale_jax.core.config import ModelConfig
+from metrale_jax.core.errors import CheckpointError, ConfigError
+from metrale_jax.models.decoder import DecoderParams
+from metrale_jax.models.family import Family
+from metrale_jax.models.hf_config import RawConfig
+from metrale_jax.models.registry import ARCHITECTURES, GGUF_ARCHITECTURES, family_for
+from metrale_jax.text.tokenizer import Tokenizer
+
+HEAD = "lm_head.weight"
+# Small tensors of a GGUF that are configuration: they carry factors of rotary embeddings.
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint opened and understood, its weights not yet read.
+
+    `tokenizer()` makes the tokenizer, or raises TextError where the files hold none.
+    """
+
+    path: Path
+    config: ModelConfig
+    specs: DecoderParams
+    source: AbstractTensorSource
+    ignored: tuple[str, ...]
+    tokenizer: Callable[[], Tokenizer]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A Hugging Face directory or a .gguf file, by what it is. Raises `MetraleError`s that name what is wrong."""
+    if path.is_file() and path.suffix == ".gguf":
+        return _open_gguf(path)
+    if path.is_dir() and not (path / "config.json").exists():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return _open_gguf(files[0])
+    return _open_directory(path)
+
+
+def read_config(path: Path) -> tuple[Family, RawConfig]:
+    """Family and raw config of a directory (or of its config.json), generation_config.json's stop ids added."""
+    directory = path if path.is_dir() else path.parent
+    values = _read_json(directory / "config.json")
+    names = values.get("architectures") or []
+    if len(names) != 1:
+        raise ConfigError(
+            f"architectures={names!r} in {directory / 'config.json'} does not name one model class; correct it."
+        )
+    family = family_for(names[0], ARCHITECTURES)
+    generation = directory / "generation_config.json"
+    extra = _read_json(generation) if generation.exists() else {}
+    stops = [*_listed(values.get("eos_token_id")), *_listed(extra.get("eos_token_id"))]
+    if stops:
+        values["eos_token_id"] = list(dict.fromkeys(stops))
+    return family, RawConfig(values, family.defaults, str(directory / "config.json"))
+
+
+def _listed(value: Any) -> list:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist; point at a directory with a config.json, or at a .gguf file."
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} is not JSON ({error}); download it again.") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected a JSON object; download it again.")
+    return values
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    family, raw = read_config(path)
+    source = SafetensorsSource(path)
+    _tie_as_the_file_says(raw, HEAD in source.tensors())
+    description = family.describe(raw)
+    return Checkpoint(
+        path, description.config, description.specs, source, family.ignored, lambda: Tokenizer.from_directory(path)
+    )
+
+
+def _tie_as_the_file_says(raw: RawConfig, has_head: bool) -> None:
+    # A file that holds a head of its own means it, whatever its config claims; one that holds none and does not claim
+    # to be tied is reported as lacking its head.
+    if has_head:
+        raw.values["tie_word_embeddings"] = False
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    from metrale_jax.text.gguf_tokenizer import tokenizer_from_gguf
+
+    file = open_gguf(path)
+    family = family_for(file.architecture, GGUF_ARCHITECTURES)
+    small = {name: _small_tensor(file, name) for name in ROPE_TENSORS if name in file.tensors}
+    values = family.gguf.config(file.architecture, file.fields, small)
+    if "token_embd.weight" in file.tensors:
+        values["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
+    raw = RawConfig(values, family.defaults, str(path))
+    _tie_as_the_file_says(raw, "output.weight" in file.tensors)
+    description = family.describe(raw)
+    source = _gguf_source(file, family, description)
+    ignored = (*family.ignored, *(re.escape(name) for name in small))
+    return Checkpoint(
+        path, description.config, description.specs, source, ignored, lambda: tokenizer_from_gguf(file.fields)
+    )
+
+
+def _small_tensor(file: GgufFile, name: str):
+    return GgufSource(file, {}, {}).read(name)
+
+
+def _gguf_source(file: GgufFile, family: Family, description) -> GgufSource:
+    import jax
+
+    wanted = [source.name for spec in jax.tree.leaves(description.specs) for source in spec.sources]
+    names = gguf_names(wanted, file.architecture, len(description.config.layers))
+    rules = family.gguf.undo(description.config)
+    return GgufSource(file, names, _undo_by_name(wanted, rules))
+
+
+def _undo_by_name(wanted: list[str], rules: Mapping[str, Callable]) -> dict[str, Callable]:
+    return {name: undo for name in wanted for suffix, undo in rules.items() if name.endswith(suffix)}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder that dense families share: parameters, state specs and one forward pass.
+
+A block is `x + r * post(attention(pre(x)))`, then the same with the feed-forward layer. A family chooses which of
+the four norms exist by giving them weights; an absent one is `()`. Layers are unrolled.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from metrale_jax.core.batch import TokenBatch
+from metrale_jax.core.config import LayerConfig, ModelConfig
+from metrale_jax.layers import embed as embedding
+from metrale_jax.layers.attention import Placement, attention
+from metrale_jax.layers.mlp import mlp
+from metrale_jax.layers.norm import rms_norm
+from metrale_jax.layers.rope import rope_tables
+from metrale_jax.state.paged import PagedKvSpec
+from metrale_jax.state.pool import Pool, PoolLayout, make_layout
+
+
+@struct.dataclass
+class LayerParams:
+    """One block: `attention`, `mlp` and up to four norm weights `[D]`."""
+
+    attention: Any
+    mlp: Any
+    attention_norm: Any = ()
+    attention_post_norm: Any = ()
+    mlp_norm: Any = ()
+    mlp_post_norm: Any = ()
+
+
+@struct.dataclass
+class DecoderParams:
+    """`embed [V, D]`, `layers`, `final_norm [D]` and `head [V, D]`, which is `()` where the embedding serves."""
+
+    embed: Any
+    layers: tuple
+    final_norm: Any
+    head: Any = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """The static half of a model: config, pool layout and the platform that its steps are lowered for."""
+
+    config: ModelConfig
+    layout: PoolLayout
+    platform: str
+
+
+def layer_states(config: ModelConfig, kv_dtype: str) -> tuple[PagedKvSpec, ...]:
+    """The state that each layer keeps."""
+    return tuple(
+        PagedKvSpec(a.num_kv_heads, a.head_dim, a.head_dim, a.window, kv_dtype)
+        for a in (layer.attention for layer in config.layers)
+    )
+
+
+def make_model(config: ModelConfig, platform: str, block_size: int, kv_dtype: str) -> Model:
+    """The model's static half for one platform and block size."""
+    return Model(config, make_layout(layer_states(config, kv_dtype), block_size), platform)
+
+
+def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:
+    """Final hidden rows of every token of `batch`, and the pool with their keys and values in it."""
+    config = model.config
+    with jax.named_scope("embed"):
+        x = embedding.embed(batch.tokens, params.embed, config.embed_scale)
+    ropes = {layer.attention.rope for layer in config.layers}
+    tables = {rope: rope_tables(rope, batch.positions, batch.rope_lens) for rope in ropes}
+    groups = list(pool.groups)
+    for index, (layer, weights) in enumerate(zip(config.layers, params.layers, strict=True)):
+        group, place_in_group = model.layout.placement[index]
+        place = Placement(group, place_in_group, config.norm_eps, model.platform)
+        with jax.named_scope(f"layer_{index}"):
+            x, groups[group] = _block(x, weights, layer, tables, batch, groups[group], place, config.residual_scale)
+    return rms_norm(x, params.final_norm, config.norm_eps), Pool(tuple(groups))
+
+
+def _block(x, weights: LayerParams, layer: LayerConfig, tables, batch, kv, place: Placement, residual: float):
+    eps = place.norm_eps
+    with jax.named_scope("attention"):
+        hidden = rms_norm(x, weights.attention_norm, eps)
+        rope = tables[layer.attention.rope]
+        hidden, kv = attention(hidden, weights.attention, layer.attention, rope, batch, kv, place)
+        x = x + _scaled(rms_norm(hidden, weights.attention_post_norm, eps), residual)
+    with jax.named_scope("mlp"):
+        hidden = mlp(rms_norm(x, weights.mlp_norm, eps), weights.mlp, layer.mlp.activation)
+        x = x + _scaled(rms_norm(hidden, weights.mlp_post_norm, eps), residual)
+    return x, kv
+
+
+def _scaled(x, scale: float):
+    return x if scale == 1.0 else x * scale
+
+
+def head_logits(
+    model: Model, params: DecoderParams, hidden: Float[Array, "T D"], rows: Int[Array, " R"]
+) -> Float[Array, "R V"]:
+    """Float32 logits of the picked rows of `hidden`."""
+    config = model.config
+    head = params.embed if isinstance(params.head, tuple) else params.head
+    with jax.named_scope("head"):
+        picked = hidden.at[rows].get(mode="clip")
+        return embedding.logits(picked, head, config.logit_scale, config.logit_softcap)

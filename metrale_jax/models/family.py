@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a family file hands over: a description of one model, made from its raw config."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.layers.mlp import ACTIVATIONS
+from metrale_jax.models.decoder import DecoderParams
+from metrale_jax.models.hf_config import RawConfig
+from metrale_jax.models.rope_config import parse_rope, rope_params
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model's config and the tree of its weights' specs."""
+
+    config: ModelConfig
+    specs: DecoderParams
+
+
+@dataclass(frozen=True)
+class GgufRules:
+    """How a family's GGUF differs: `config` spells its header as a raw config, `undo` maps the suffix of a weight's
+    Hugging Face name to the function that takes llama.cpp's change of that weight back."""
+
+    config: Callable[[str, Mapping[str, Any], Mapping[str, np.ndarray]], dict[str, Any]]
+    undo: Callable[[ModelConfig], Mapping[str, Callable[[np.ndarray], np.ndarray]]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A plug-in: `defaults` are the config class's own for fields a file may leave out."""
+
+    name: str
+    describe: Callable[[RawConfig], Description]
+    defaults: Mapping[str, Any]
+    gguf: GgufRules
+    ignored: tuple[str, ...] = field(default=(r".*rotary_emb\.inv_freq",))
+
+
+def head_dim_of(raw: RawConfig) -> int:
+    """`head_dim`, or the model width shared out among the heads."""
+    if raw.get("head_dim") is not None:
+        return raw.positive("head_dim")
+    width, heads = raw.positive("hidden_size"), raw.positive("num_attention_heads")
+    if width % heads:
+        raise ConfigError(
+            f"hidden_size={width} in {raw.origin} is not a multiple of num_attention_heads={heads} and there is no "
+            "head_dim; add head_dim."
+        )
+    return width // heads
+
+
+def attention_config(raw: RawConfig, rope: RopeConfig, **changes) -> AttentionConfig:
+    """The attention of one layer from the common fields; `changes` replace window, softcap or scale."""
+    heads, width = raw.positive("num_attention_heads"), head_dim_of(raw)
+    kv_heads = raw.positive("num_key_value_heads") if raw.get("num_key_value_heads") is not None else heads
+    if heads % kv_heads:
+        raise ConfigError(
+            f"num_attention_heads={heads} in {raw.origin} is not a multiple of num_key_value_heads={kv_heads}; correct "
+            "the config."
+        )
+    facts = {"scale": width**-0.5, **changes}
+    return AttentionConfig(heads, kv_heads, width, rope=rope, **facts)
+
+
+def flat_rope(raw: RawConfig, default_theta: float = 10_000.0) -> RopeConfig:
+    """The one rope of a family whose layers share it."""
+    return parse_rope(raw, rope_params(raw), head_dim_of(raw), default_theta)
+
+
+def window_of(raw: RawConfig, key: str = "sliding_window") -> int:
+    """The sliding window in tokens, 0 where the field is absent or null."""
+    return 0 if raw.get(key) is None else raw.positive(key)
+
+
+def layer_types(raw: RawConfig, otherwise: list[str]) -> list[str]:
+    """Each layer's "full_attention" or "sliding_attention", from the file or as the family lays them out."""
+    found = raw.get("layer_types") or otherwise
+    allowed = {"full_attention", "sliding_attention"}
+    if len(found) != raw.positive("num_hidden_layers") or not set(found) <= allowed:
+        raise ConfigError(
+            f"layer_types={found!r} in {raw.origin} must name one of {sorted(allowed)} for each of the "
+            f"{raw.positive('num_hidden_layers')} layers; correct the config."
+        )
+    return list(found)
+
+
+def model_config(raw: RawConfig, family: str, attentions: list[AttentionConfig], activation_key: str, **changes):
+    """The `ModelConfig` from the common fields; `changes` are a family's scales and caps."""
+    feed_forward = MlpConfig(raw.positive("intermediate_size"), raw.choice(activation_key, ACTIVATIONS))
+    eos = raw.token_ids("eos_token_id")
+    bos = raw.token_ids("bos_token_id")
+    return ModelConfig(
+        family=family,
+        vocab_size=raw.positive("vocab_size"),
+        hidden_dim=raw.positive("hidden_size"),
+        layers=tuple(LayerConfig(attention, feed_forward) for attention in attentions),
+        max_context_tokens=raw.positive("max_position_embeddings"),
+        norm_eps=raw.number("rms_norm_eps"),
+        tie_embeddings=raw.flag("tie_word_embeddings"),
+        eos_token_ids=eos,
+        bos_token_id=bos[0] if bos else -1,
+        dtype=_dtype(raw),
+        **changes,
+    )
+
+
+def _dtype(raw: RawConfig) -> str:
+    name = raw.get("dtype", raw.get("torch_dtype", "float32"))
+    return str(name).removeprefix("torch.")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RawConfig`: a checkpoint's config as plain values, read with checks instead of with defaults that hide."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from metrale_jax.core.errors import ConfigError
+
+
+class RawConfig:
+    """Fields of a config.json (or of a GGUF header spelled alike), over a family's documented defaults.
+
+    A field that is absent from both, or null where a number is needed, is an error that names it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], origin: str):
+        self.values = {**defaults, **{key: value for key, value in values.items() if value is not None}}
+        self.origin = origin
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The field, or `default` where it is absent or null."""
+        return self.values.get(key, default)
+
+    def positive(self, key: str) -> int:
+        """An integer above zero."""
+        value = self._required(key, "an integer above 0")
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise self._wrong(key, value, "an integer above 0")
+        return value
+
+    def number(self, key: str) -> float:
+        """A finite number."""
+        value = self._required(key, "a number")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value != value
+            or abs(value) == float("inf")
+        ):
+            raise self._wrong(key, value, "a finite number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """A boolean."""
+        value = self._required(key, "true or false")
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def choice(self, key: str, allowed) -> str:
+        """One of `allowed`."""
+        value = self._required(key, f"one of {sorted(allowed)}")
+        if value not in allowed:
+            raise self._wrong(key, value, f"one of {sorted(allowed)}")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One id or a list of them; empty where the field is absent."""
+        value = self.values.get(key)
+        listed = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
+            raise self._wrong(key, value, "a token id or a list of them")
+        return tuple(listed)
+
+    def _required(self, key: str, expected: str) -> Any:
+        if self.values.get(key) is None:
+            raise ConfigError(f"{self.origin} has no field {key!r}, which must be {expected}; add it.")
+        return self.values[key]
+
+    def _wrong(self, key: str, value: Any, expected: str) -> ConfigError:
+        return ConfigError(f"{key}={value!r} in {self.origin} is not {expected}; correct the config.")

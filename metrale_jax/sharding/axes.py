@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logical axis names: what a dimension of a weight or of a pool means, whatever the mesh."""
+
+VOCAB = "vocab"
+HIDDEN = "hidden"
+FFN = "ffn"
+HEADS = "heads"
+HEAD_DIM = "head_dim"
+KV_HEADS = "kv_heads"
+LAYERS = "layers"
+BLOCKS = "blocks"
+BLOCK_TOKENS = "block_tokens"
+EXPERTS = "experts"
+QKV = "qkv"
+GATE_UP = "gate_up"
+"""Fused projections are replicated axes: a plain split would cut across their parts."""

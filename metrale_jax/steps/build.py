@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step functions compiled: the one place of `jax.jit` on the serving path, and the counter of compiles.
+
+Each shape is lowered and compiled once, ahead of its first call, so that the host can compile while weights still
+load, and a count that moves after warm-up is a fact and not a guess.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from metrale_jax.models.decoder import Model
+from metrale_jax.state.pool import copy_blocks
+from metrale_jax.steps.decode import decode
+from metrale_jax.steps.maintain import gather_rows
+from metrale_jax.steps.mixed import mixed
+from metrale_jax.steps.prefill import prefill
+from metrale_jax.steps.score import score
+from metrale_jax.steps.verify import verify
+
+# Position of the donated pool among each function's arguments after the model.
+STEPS: Mapping[str, tuple[Callable, int]] = MappingProxyType(
+    {"prefill": (prefill, 1), "decode": (decode, 1), "verify": (verify, 1), "mixed": (mixed, 1), "score": (score, 1)}
+)
+UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
+    {"copy_blocks": (copy_blocks, (0,)), "gather_rows": (gather_rows, ())}
+)
+
+
+def jitted_step(name: str, model: Model, **static) -> Any:
+    """The jitted step `name` of `STEPS` for one model, its pool donated; takes (params, pool, state, ...)."""
+    function, pool_argument = STEPS[name]
+    bound = partial(function, model, **static)
+    return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True)
+
+
+class Steps:
+    """Executables of one model, made on demand and kept. Safe to ask from several threads.
+
+    `num_compiles` counts the executables made so far.
+    """
+
+    def __init__(self, model: Model):
+        self.model = model
+        self._made: dict[tuple, Future] = {}
+        self._lock = Lock()
+
+    @property
+    def num_compiles(self) -> int:
+        """How many executables have been compiled."""
+        return len(self._made)
+
+    def run(self, name: str, *arguments, **static) -> Any:
+        """The result of a step, or of an upkeep function, on these arguments; compiles it if the shape is new."""
+        return self.executable(name, *arguments, **static)(*arguments)
+
+    def executable(self, name: str, *arguments, **static) -> Callable:
+        """The compiled function for arguments of these shapes (arrays or `ShapeDtypeStruct`s).
+
+        A shape that another thread is compiling is waited for.
+        """
+        key = (name, *static.items(), *self._shape_key(name, arguments))
+        with self._lock:
+            future = self._made.get(key)
+            mine = future is None
+            if mine:
+                future = self._made[key] = Future()
+        if mine:
+            try:
+                future.set_result(self._jitted(name, static).lower(*arguments).compile())
+            except BaseException as error:
+                with self._lock:
+                    del self._made[key]
+                future.set_exception(error)
+                raise
+        return future.result()
+
+    def _jitted(self, name, static):
+        if name in STEPS:
+            return jitted_step(name, self.model, **static)
+        function, donated = UPKEEP[name]
+        return jax.jit(function, donate_argnums=donated)
+
+    def _shape_key(self, name, arguments):
+        # Params and pool never change shape under one model; hashing their hundreds of leaves each step would cost more
+        # than the rest of the host's work.
+        varying = arguments[2:] if name in STEPS else arguments
+        leaves, tree = jax.tree.flatten(varying)
+        return (tree, *((leaf.shape, str(leaf.dtype)) for leaf in leaves))

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify: drafts run through the target in one pass and accepted on the device. Decode is verify with no drafts."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from metrale_jax.core.sequence import SequenceState
+from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logits
+from metrale_jax.sampling.accept import accepted_lengths
+from metrale_jax.state.pool import Pool
+from metrale_jax.steps.batches import uniform_batch
+from metrale_jax.steps.outcome import StepOutput, sample_rows
+
+
+def verify(
+    model: Model,
+    params: DecoderParams,
+    pool: Pool,
+    state: SequenceState,
+    drafts: Int[Array, "S J"],
+    draft_lens: Int[Array, " S"],
+    num_logprobs: int = 0,
+) -> tuple[Pool, SequenceState, StepOutput]:
+    """Pool and state after each row's accepted drafts, and the tokens drawn: the accepted ones and one more.
+
+    The first `draft_lens[s]` of a row are drafts. What rejected drafts wrote to the pool lies past `seq_len` and is
+    never read. Blocks for `draft_lens + 1` more tokens must be in the table.
+    """
+    batch = uniform_batch(state, drafts, draft_lens, model.layout.block_size)
+    hidden, pool = forward(model, params, pool, batch)
+    state, out = after_verify(model, params, state, hidden, drafts, draft_lens, num_logprobs)
+    return pool, state, out
+
+
+def after_verify(model, params, state, hidden, drafts, draft_lens, num_logprobs):
+    """State and output from the rows' hidden vectors `[S (J + 1), D]`."""
+    width = drafts.shape[1] + 1
+    logits = head_logits(model, params, hidden, jnp.arange(hidden.shape[0], dtype=jnp.int32))
+    positions = state.seq_len[:, None] + 1 + jnp.arange(width, dtype=jnp.int32)
+    out = sample_rows(logits, state, positions, num_logprobs)
+    accepted = accepted_lengths(drafts, draft_lens, out.tokens)
+    active = state.seq_len > 0
+    last = jnp.take_along_axis(out.tokens, accepted[:, None], axis=1)[:, 0]
+    state = state.replace(
+        seq_len=jnp.where(active, state.seq_len + accepted + 1, 0),
+        last_token=jnp.where(active, last, state.last_token),
+    )
+    return state, out.replace(num_tokens=jnp.where(active, accepted + 1, 0))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ChatTemplate`: conversations rendered by the Jinja templates that come with checkpoints.
+
+Templates are untrusted code and run in Jinja's immutable sandbox, in the environment that transformers gives them
+(`transformers/utils/chat_template_utils.py`), so that one written for it renders the same here.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, final
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from metrale_jax.core.errors import RequestError, TextError
+
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+)
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+@final
+class ChatTemplate:
+    """The named templates of a tokenizer, compiled when first used.
+
+    `templates` maps names to Jinja source; `default` serves unless tools are given and there is a `tool_use`.
+    `special_strings` (`bos_token`, …) are visible to every template.
+    """
+
+    def __init__(self, templates: Mapping[str, str], special_strings: Mapping[str, str]):
+        self._sources = dict(templates)
+        self._special_strings = dict(special_strings)
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is any template."""
+        return bool(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> str:
+        """The prompt text. `template_kwargs` are further template variables and may replace the special strings.
+
+        A `chat_template` among them names another of the templates or is Jinja source itself.
+        """
+        source = self._source(template_kwargs.pop("chat_template", None), tools)
+        variables = {
+            **self._special_strings,
+            "documents": None,
+            **template_kwargs,
+            "messages": [_with_reasoning_aliases(message) for message in checked_messages(messages)],
+            "tools": None if tools is None else list(tools),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template(source).render(**variables)
+        except _TEMPLATE_FAULTS as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise TextError(
+                f"the chat template refused the conversation: {reason}. "
+                "Change the messages to what the template allows, or send a plain prompt."
+            ) from error
+
+    def _template(self, source: str) -> jinja2.Template:
+        """`source` compiled. Only the tokenizer's own are kept, as a request may bring any number of others."""
+        if source in self._compiled:
+            return self._compiled[source]
+        template = _environment().from_string(source)
+        if source in self._sources.values():
+            self._compiled[source] = template
+        return template
+
+    def _source(self, asked: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        if asked is not None:
+            return self._sources.get(asked, asked)
+        if not self._sources:
+            raise TextError(
+                "the tokenizer has no chat template, so messages cannot be rendered. "
+                "Send a plain prompt, or give a template."
+            )
+        if tools is not None and "tool_use" in self._sources:
+            return self._sources["tool_use"]
+        if "default" not in self._sources:
+            raise TextError(
+                f"the tokenizer has the chat templates {sorted(self._sources)} and no default; "
+                "name one of them with chat_template=."
+            )
+        return self._sources["default"]
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """`messages` themselves, once each is a mapping with a `role` and, unless it calls tools, a `content`."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(f"messages is a {type(messages).__name__}; give a list of dicts with role and content.")
+    if not messages:
+        raise RequestError("messages is empty; give at least one dict with role and content.")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages[{index}] is a {type(message).__name__}; give a dict with role and content.")
+        if not isinstance(message.get("role"), str):
+            raise RequestError(
+                f"messages[{index}] has role={message.get('role')!r}; give a string such as 'user' or 'assistant'."
+            )
+        content = message.get("content")
+        if content is None and message.get("tool_calls"):
+            continue
+        if not isinstance(content, str | list | tuple):
+            raise RequestError(f"messages[{index}] has content={content!r}; give a string or a list of content parts.")
+    return messages
+
+
+def _with_reasoning_aliases(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `message` whose reasoning, if any, stands under both names that templates read."""
+    reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
+    if reasoning is None:
+        return dict(message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+@final
+class _GenerationTag(jinja2.ext.Extension):
+    """Reads `{% generation %}…{% endgeneration %}`, which marks assistant text for training, as its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
+        """A block that prints what is between the tags."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Any) -> str:
+        return caller()
+
+
+@final
+class _PlainDict:
+    """`dict` without its attributes, through which a template could leave the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict:
+        """`dict.fromkeys`."""
+        return dict.fromkeys(*args)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """A fresh sandbox with the filters and functions that templates rely on."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _PlainDict()
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter, which models have never seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

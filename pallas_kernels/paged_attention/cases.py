@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named shapes of paged attention, shared by tests and benchmarks."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """Lengths for each sequence and static sizes; `query_lens` counts the new tokens, 0 for a padding row."""
+
+    name: str
+    kv_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    v_head_dim: int = 16
+    block_size: int = 16
+    window: int = 0
+    softcap: float = 0.0
+
+
+CASES = (
+    Case("decode-S1", (37,), (1,)),
+    Case("decode-S3-padding", (1, 0, 64), (1, 0, 1)),
+    Case("decode-N9-K3-H24-Hv40", (33, 70), (1, 1), 9, 3, 24, 40),
+    Case("decode-long", (1500, 3, 700), (1, 1, 1), block_size=8),
+    Case("decode-long-window", (1500, 3, 900), (1, 1, 1), block_size=8, window=50),
+    Case("verify-ragged", (40, 9, 0, 130), (4, 2, 0, 3), 6, 1),
+    Case("prefill-fresh", (33, 7, 1), (33, 7, 1)),
+    Case("prefill-past", (90, 40, 0), (17, 40, 0), softcap=5.0),
+    Case("prefill-past-window", (90, 40, 600), (17, 40, 70), window=20, block_size=8),
+    Case("prefill-window-1", (12, 40), (12, 3), window=1, softcap=3.0),
+)

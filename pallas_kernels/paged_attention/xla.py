@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention in plain XLA operations: portable, and the CPU path.
+
+The past is walked in tiles of whole blocks with a running softmax (Milakov and Gimelshein 2018, the recurrence of
+FlashAttention), so work follows the longest sequence of the step and not the table's width, and scratch is a tile.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows
+from pallas_kernels.shapes import ceil_div
+
+# Tokens gathered a tile over all sequences: enough to amortise the dozen thunks of a tile, small enough for L2.
+TILE_TOKENS = 2048
+# Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
+PIECE = 64
+MASKED = -1e30
+
+
+def attend(
+    q: Float[Array, "S Q N H"],
+    k_pool: Float[Array, "L P B K H"],
+    v_pool: Float[Array, "L P B K Hv"],
+    layer: int,
+    rows: SequenceRows,
+    params: AttentionParams,
+) -> Float[Array, "S Q N Hv"]:
+    """See `op.decode_attention`."""
+    num_sequences, query_len, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_pool.shape[2:4]
+    table_width = rows.block_tables.shape[1]
+    tile_blocks = _tile_blocks(num_sequences, block_size, table_width)
+    grouped = q.reshape(num_sequences, query_len, num_kv_heads, -1, head_dim).astype(jnp.float32) * params.scale
+    grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(num_sequences, num_kv_heads, -1, head_dim)
+    tile = _TileReader(k_pool, v_pool, layer, rows, params, tile_blocks)
+    if tile_blocks == table_width:
+        total, weighted = _first(tile(grouped, 0))
+    else:
+        total, weighted = _walk(tile, grouped, v_pool.shape[-1])
+    out = weighted / jnp.where(total == 0, 1, total)[..., None]
+    out = out.reshape(num_sequences, num_kv_heads, -1, query_len, v_pool.shape[-1]).transpose(0, 3, 1, 2, 4)
+    return out.reshape(num_sequences, query_len, num_heads, -1).astype(q.dtype)
+
+
+def attend_ragged(
+    q: Float[Array, "T N H"],
+    k_pool: Float[Array, "L P B K H"],
+    v_pool: Float[Array, "L P B K Hv"],
+    layer: int,
+    rows: SequenceRows,
+    params: AttentionParams,
+) -> Float[Array, "T N Hv"]:
+    """See `op.prefill_attention`. Chunks are cut into pieces of `PIECE` queries, each a row of its own for `attend`.
+
+    A step of T tokens over S sequences has at most `T / PIECE + S` pieces, so work follows T and not S times the
+    longest chunk.
+    """
+    num_tokens, num_sequences = q.shape[0], rows.kv_lens.shape[0]
+    piece = min(PIECE, num_tokens)
+    num_pieces = num_tokens // piece + num_sequences
+    pieces_each = (rows.query_lens + piece - 1) // piece
+    ends = jnp.cumsum(pieces_each)
+    index = jnp.arange(num_pieces, dtype=jnp.int32)
+    owner = jnp.minimum(jnp.sum(index[:, None] >= ends, axis=1, dtype=jnp.int32), num_sequences - 1)
+    first = (index - (ends - pieces_each)[owner]) * piece
+    lens = jnp.where(index < ends[-1], jnp.clip(rows.query_lens[owner] - first, 0, piece), 0)
+    past = rows.kv_lens[owner] - rows.query_lens[owner]
+    cut = SequenceRows(
+        block_tables=rows.block_tables[owner],
+        kv_lens=jnp.where(lens > 0, past + first + lens, 0),
+        query_lens=lens,
+        query_starts=rows.query_starts[owner] + first,
+        max_query_len=piece,
+    )
+    offsets = jnp.arange(piece, dtype=jnp.int32)
+    used = offsets < lens[:, None]
+    source = cut.query_starts[:, None] + offsets
+    out = attend(q.at[jnp.where(used, source, 0)].get(mode="clip"), k_pool, v_pool, layer, cut, params)
+    empty = jnp.zeros((num_tokens, *out.shape[2:]), out.dtype)
+    target = jnp.where(used, source, num_tokens).reshape(-1)
+    return empty.at[target].set(out.reshape(-1, *out.shape[2:]), mode="drop")
+
+
+def _tile_blocks(num_sequences: int, block_size: int, table_width: int) -> int:
+    tokens = min(max(TILE_TOKENS // num_sequences, 64), 512)
+    return min(table_width, max(1, tokens // block_size))
+
+
+def _first(partial):
+    _, total, weighted = partial
+    return total, weighted
+
+
+def _walk(tile, grouped, v_dim):
+    rows, params, tile_tokens = tile.rows, tile.params, tile.tile_tokens
+    last = jnp.max(rows.kv_lens)
+    oldest = jnp.where(rows.kv_lens > 0, rows.kv_lens - rows.query_lens, last)
+    begin = jnp.maximum(jnp.min(oldest) - params.window + 1, 0) // tile_tokens if params.window else 0
+
+    def body(index, carry):
+        highest, total, weighted = carry
+        tile_highest, tile_total, tile_weighted = tile(grouped, index)
+        new = jnp.maximum(highest, tile_highest)
+        old_scale, tile_scale = jnp.exp(highest - new), jnp.exp(tile_highest - new)
+        return (
+            new,
+            total * old_scale + tile_total * tile_scale,
+            weighted * old_scale[..., None] + tile_weighted * tile_scale[..., None],
+        )
+
+    shape = grouped.shape[:3]
+    start = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, v_dim)))
+    _, total, weighted = jax.lax.fori_loop(begin, (last + tile_tokens - 1) // tile_tokens, body, start)
+    return total, weighted
+
+
+class _TileReader:
+    """Unnormalised attention over one tile of the past: `(grouped [S,K,M,H], index) -> highest, total, weighted`."""
+
+    def __init__(self, k_pool, v_pool, layer, rows, params, tile_blocks):
+        self.k_pool, self.v_pool, self.layer, self.rows, self.params = k_pool, v_pool, layer, rows, params
+        self.tile_blocks = tile_blocks
+        self.tile_tokens = tile_blocks * k_pool.shape[2]
+        width = rows.block_tables.shape[1]
+        pad = ceil_div(width, tile_blocks) * tile_blocks - width
+        self.tables = jnp.pad(rows.block_tables, ((0, 0), (0, pad)))
+
+    def _read(self, pool, block_ids):
+        blocks = pool.at[self.layer, block_ids].get(mode="promise_in_bounds")
+        return blocks.reshape(block_ids.shape[0], -1, *pool.shape[3:]).astype(jnp.float32).swapaxes(1, 2)
+
+    def _visible(self, index, query_len):
+        rows, window = self.rows, self.params.window
+        key = index * self.tile_tokens + jnp.arange(self.tile_tokens, dtype=jnp.int32)
+        first = rows.kv_lens - rows.query_lens
+        query = first[:, None] + jnp.arange(query_len, dtype=jnp.int32)
+        seen = (key <= query[..., None]) & (key < rows.kv_lens[:, None, None])
+        needed = key < rows.kv_lens[:, None]
+        if window:
+            seen &= key > query[..., None] - window
+            # Blocks that every window has passed may have been given away.
+            needed &= key > first[:, None] - window
+        used = jnp.arange(query_len, dtype=jnp.int32) < rows.query_lens[:, None]
+        return seen & used[..., None], needed
+
+    def __call__(self, grouped, index):
+        block_ids = jax.lax.dynamic_slice_in_dim(self.tables, index * self.tile_blocks, self.tile_blocks, axis=1)
+        keys, values = self._read(self.k_pool, block_ids), self._read(self.v_pool, block_ids)
+        query_len = self.rows.max_query_len
+        visible, needed = self._visible(index, query_len)
+        logits = jnp.einsum("skmh,skth->skmt", grouped, keys)
+        if self.params.softcap:
+            logits = self.params.softcap * jnp.tanh(logits / self.params.softcap)
+        group = grouped.shape[2] // query_len
+        logits = logits.reshape(*logits.shape[:2], group, query_len, -1)
+        # Unwritten memory may hold NaN: it is replaced, since 0 * NaN would pass it on.
+        logits = jnp.where(visible[:, None, None], logits, MASKED)
+        highest = jnp.max(logits, axis=-1)
+        weights = jnp.where(visible[:, None, None], jnp.exp(logits - highest[..., None]), 0)
+        values = jnp.where(needed[:, None, :, None], values, 0)
+        flat = (*grouped.shape[:3],)
+        weighted = jnp.einsum("skmt,skth->skmh", weights.reshape(*flat, -1), values)
+        return highest.reshape(flat), jnp.sum(weights, axis=-1).reshape(flat), weighted

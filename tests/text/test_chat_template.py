@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat templates: equal to transformers', in a sandbox, and faults told in one line."""
+
+import re
+
+import pytest
+
+from metrale_jax.core.errors import RequestError, TextError
+from metrale_jax.text.chat_template import ChatTemplate
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def render(template: str, messages=HELLO, **kwargs) -> str:
+    """One rendering of `template`."""
+    return ChatTemplate({"default": template}, {"bos_token": "<s>"}).render(messages, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_prompts_equal_those_of_transformers(name, request, goldens):
+    tokenizer = request.getfixturevalue(name)
+    assert goldens[name]["chats"]
+    for chat in goldens[name]["chats"]:
+        assert tokenizer.apply_chat_template(**chat["call"]) == chat["prompt"]
+
+
+def test_no_template_says_so_and_the_way_out(llama):
+    assert not llama.has_chat_template
+    with pytest.raises(TextError, match="has no chat template.*plain prompt"):
+        llama.apply_chat_template(HELLO)
+
+
+def test_a_refusal_of_the_template_is_told_in_one_line():
+    with pytest.raises(TextError, match=r"roles must alternate user/assistant\.") as raised:
+        render("{{ raise_exception('roles must\n alternate user/assistant') }}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if %}",
+        "{{ 1 / 0 }}",
+        "{{ 'a' + none }}",
+        "{{ missing.name }}",
+        "{{ [1][3].x }}",
+        "{{ range(10**9) | list }}",
+    ],
+)
+def test_any_fault_of_a_template_is_a_text_error(template):
+    with pytest.raises(TextError, match="the chat template refused"):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ dict.__call__.__globals__['json'] }}",
+    ],
+)
+def test_a_template_cannot_leave_the_sandbox(template):
+    with pytest.raises(TextError):
+        render(template)
+
+
+def test_special_strings_are_visible_and_can_be_replaced():
+    assert render("{{ bos_token }}") == "<s>"
+    assert render("{{ bos_token }}", bos_token="<b>") == "<b>"
+
+
+def test_the_date_is_there_for_templates_that_ask():
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", render("{{ strftime_now('%Y-%m-%d') }}"))
+
+
+def test_the_messages_given_are_left_as_they_are():
+    messages = [{"role": "assistant", "content": "x", "thinking": "t"}]
+    assert render("{{ messages[0].reasoning_content }}", messages) == "t"
+    assert messages == [{"role": "assistant", "content": "x", "thinking": "t"}]
+
+
+def test_a_message_that_calls_tools_needs_no_content():
+    call = [{"role": "assistant", "tool_calls": [{"name": "f"}]}]
+    assert render("{{ messages[0].tool_calls[0].name }}", call) == "f"
+
+
+@pytest.mark.parametrize(
+    ("messages", "part"),
+    [
+        ("hello", "messages is a str"),
+        ({"role": "user"}, "messages is a dict"),
+        ([], "messages is empty"),
+        (["hello"], r"messages\[0\] is a str"),
+        ([{"content": "x"}], r"messages\[0\] has role=None"),
+        (HELLO + [{"role": "user"}], r"messages\[1\] has content=None"),
+        ([{"role": "user", "content": 3}], r"messages\[0\] has content=3"),
+    ],
+)
+def test_malformed_messages_are_named(messages, part):
+    with pytest.raises(RequestError, match=part):
+        render("", messages)
