@@ -14,10 +14,10 @@ import importlib
 
 _PUBLIC = {
     "LLM": "metrale_jax.llm",
-    "GenerationResult": "metrale_jax.llm",
+    "GenerationResult": "metrale_jax.results",
     "SamplingParams": "metrale_jax.sampling.params",
     "MetraleError": "metrale_jax.core.errors",
-    "load_model": "metrale_jax.loading",
+    "load_model": "metrale_jax.runtime",
     "generate_tokens": "metrale_jax.generate",
 }
 __all__ = sorted(_PUBLIC)

@@ -60,7 +60,9 @@ class ModelConfig:
     """A decoder: what the shared forward needs to know beyond its weights.
 
     `embed_scale`, `residual_scale` multiply the embeddings and each block's output, `logit_scale` the logits before
-    `logit_softcap` (0 is none). `max_context_tokens` bounds prompt plus answer. `eos_token_ids` end an answer.
+    `logit_softcap` (0 is none). `max_context_tokens` bounds prompt plus answer. `eos_token_ids` end an answer. A
+    sequence that grows past `recompute_len` (0 is never) has its whole past recomputed, under the rotary frequencies
+    of its new length.
     """
 
     family: str
@@ -77,8 +79,4 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int = -1
     dtype: str = "float32"
-
-    @property
-    def rope_switch_len(self) -> int:
-        """The length above which a sequence's past must be recomputed under other frequencies; 0 if never."""
-        return max(layer.attention.rope.switch_len for layer in self.layers)
+    recompute_len: int = 0

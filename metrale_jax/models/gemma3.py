@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 text (Gemma Team 2025): Gemma 2 without softcaps, with head norms, and with a rope of its own for local layers."""
+"""Gemma 3 text (Gemma Team 2025): Gemma 2 with head norms for softcaps and a rope of their own in local layers."""
 
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
 from metrale_jax.models.family import (
@@ -25,12 +25,12 @@ def describe(raw: RawConfig) -> Description:
     count, every = raw.positive("num_hidden_layers"), raw.positive("sliding_window_pattern")
     kinds = layer_types(raw, ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)])
     ropes = _ropes(raw)
-    scale, cap = raw.number("query_pre_attn_scalar") ** -0.5, float(raw.get("attn_logit_softcapping") or 0)
+    scale = raw.number("query_pre_attn_scalar") ** -0.5
     windows = {"sliding_attention": window_of(raw), "full_attention": 0}
     config = model_config(
         raw,
         "gemma3",
-        [attention_config(raw, ropes[kind], scale=scale, softcap=cap, window=windows[kind]) for kind in kinds],
+        [attention_config(raw, ropes[kind], scale=scale, window=windows[kind]) for kind in kinds],
         "hidden_activation",
         embed_scale=raw.positive("hidden_size") ** 0.5,
         logit_softcap=float(raw.get("final_logit_softcapping") or 0),

@@ -26,7 +26,9 @@ def describe(raw: RawConfig) -> Description:
         fields["rope_type"] = "longrope"
     rope = parse_rope(raw, fields, head_dim_of(raw), 10_000.0)
     attention = attention_config(raw, rope, window=window_of(raw))
-    config = model_config(raw, "phi3", [attention] * raw.positive("num_hidden_layers"), "hidden_act")
+    config = model_config(
+        raw, "phi3", [attention] * raw.positive("num_hidden_layers"), "hidden_act", recompute_len=rope.switch_len
+    )
     names = DecoderNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
     return Description(config, decoder_specs(config, names))
 

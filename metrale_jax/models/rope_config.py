@@ -34,7 +34,8 @@ class RopeFields:
         value = self.params.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(
-                f"rope field {key!r} is {value!r} in {self.origin}, rope type {rope_type(self.params)!r} needs a number; "
+                f"rope field {key!r} is {value!r} in {self.origin}; rope type "
+                f"{rope_type(self.params)!r} needs a number: "
                 "add it to rope_parameters (rope_scaling in older files)."
             )
         return float(value)
@@ -169,8 +170,8 @@ def parse_rope(raw: RawConfig, params: Mapping[str, Any], head_dim: int, default
         raise ConfigError(f"rope_theta={theta!r} in {raw.origin} is not a number above 0; correct the config.")
     if width <= 0 or width % 2 or width > head_dim:
         raise ConfigError(
-            f"rotary width {width} (head_dim={head_dim} x partial_rotary_factor={partial}) in {raw.origin} is not an even "
-            f"number up to {head_dim}; correct partial_rotary_factor."
+            f"rotary width {width} (head_dim={head_dim} x partial_rotary_factor={partial}) in {raw.origin} is not an "
+            f"even number up to {head_dim}; correct partial_rotary_factor."
         )
     fields = RopeFields(params, float(theta), width, raw.positive("max_position_embeddings"), raw.origin, raw.values)
     return ROPE_TYPES[kind](fields)

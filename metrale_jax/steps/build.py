@@ -17,7 +17,6 @@ import jax
 from metrale_jax.models.decoder import Model
 from metrale_jax.state.pool import copy_blocks
 from metrale_jax.steps.decode import decode
-from metrale_jax.steps.maintain import gather_rows
 from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
 from metrale_jax.steps.score import score
@@ -27,9 +26,7 @@ from metrale_jax.steps.verify import verify
 STEPS: Mapping[str, tuple[Callable, int]] = MappingProxyType(
     {"prefill": (prefill, 1), "decode": (decode, 1), "verify": (verify, 1), "mixed": (mixed, 1), "score": (score, 1)}
 )
-UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
-    {"copy_blocks": (copy_blocks, (0,)), "gather_rows": (gather_rows, ())}
-)
+UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType({"copy_blocks": (copy_blocks, (0,))})
 
 
 def jitted_step(name: str, model: Model, **static) -> Any:

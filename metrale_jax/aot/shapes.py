@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes to compile with: models from config dicts, and a step's arguments without a byte of data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.sequence import SamplingState, SequenceState
+from metrale_jax.core.specs import ParamSpec
+from metrale_jax.models.decoder import DecoderParams, Model, make_model
+from metrale_jax.models.family import Description
+from metrale_jax.models.hf_config import RawConfig
+from metrale_jax.models.registry import family_for
+from metrale_jax.sharding.rules import named_sharding
+from metrale_jax.state.paged import AXES as KV_AXES
+from metrale_jax.state.pool import Pool, abstract_pool
+
+# The shapes of SmolLM2-135M: odd head counts, a tied embedding.
+SMALL = MappingProxyType(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+)
+# The shapes of Llama 3.1 8B.
+EIGHT_B = MappingProxyType(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+)
+MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"small": SMALL, "8b": EIGHT_B})
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """Static sizes of the steps: sequences decoding, blocks a table row, tokens a block, blocks in each group's pool,
+    drafts a sequence, and the chunk of prompt tokens with the sequences that share it."""
+
+    num_sequences: int = 64
+    table_width: int = 128
+    block_size: int = 16
+    num_blocks: int = 2048
+    num_drafts: int = 3
+    chunk_tokens: int = 512
+    chunk_sequences: int = 4
+    num_stop_ids: int = 4
+
+
+def describe_model(name: str) -> Description:
+    """Config and weight specs of a model of `MODELS`. Raises `ConfigError` with the list if it is unknown."""
+    if name not in MODELS:
+        raise ConfigError(f"model {name!r} is unknown to aot; use one of {sorted(MODELS)}.")
+    values = MODELS[name]
+    family = family_for(values["architectures"][0])
+    return family.describe(RawConfig(values, family.defaults, f"aot model {name!r}"))
+
+
+def abstract_model(description: Description, platform: str, sizes: StepSizes) -> Model:
+    """The static half of a model whose keys and values have its weights' dtype."""
+    return make_model(description.config, platform, sizes.block_size, description.config.dtype)
+
+
+def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh) -> DecoderParams:
+    """Shapes, dtypes and shardings of the params that `specs` describe."""
+
+    def leaf(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+        sharding = named_sharding(spec.axes, spec.shape, mesh)
+        return jax.ShapeDtypeStruct(spec.shape, jnp.float32 if spec.keep_float32 else dtype, sharding=sharding)
+
+    return jax.tree.map(leaf, specs)
+
+
+def sharded_pool(model: Model, sizes: StepSizes, mesh: Mesh) -> Pool:
+    """Shapes, dtypes and shardings of the pool."""
+    pool = abstract_pool(model.layout, (sizes.num_blocks,) * len(model.layout.groups))
+    return jax.tree.map(lambda x: _placed(x.shape, x.dtype, mesh, KV_AXES), pool)
+
+
+def abstract_state(model: Model, num_sequences: int, sizes: StepSizes, mesh: Mesh) -> SequenceState:
+    """Shapes of the state of `num_sequences` sequences, the same on every device."""
+
+    def of(dtype, *shape):
+        return _placed((num_sequences, *shape), dtype, mesh)
+
+    sampling = SamplingState(
+        temperature=of(jnp.float32),
+        top_k=of(jnp.int32),
+        top_p=of(jnp.float32),
+        min_p=of(jnp.float32),
+        seed=of(jnp.uint32),
+        min_len=of(jnp.int32),
+        stop_ids=of(jnp.int32, sizes.num_stop_ids),
+    )
+    return SequenceState(
+        seq_len=of(jnp.int32),
+        prompt_len=of(jnp.int32),
+        last_token=of(jnp.int32),
+        block_tables=tuple(of(jnp.int32, sizes.table_width) for _ in model.layout.groups),
+        recurrent_slot=of(jnp.int32),
+        adapter_slot=of(jnp.int32),
+        sampling=sampling,
+    )
+
+
+def _prefill(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
+    state = abstract_state(model, sizes.chunk_sequences, sizes, mesh)
+    tokens = _placed((sizes.chunk_tokens,), jnp.int32, mesh)
+    return state, tokens, _placed((sizes.chunk_sequences,), jnp.int32, mesh)
+
+
+def _decode(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
+    return (abstract_state(model, sizes.num_sequences, sizes, mesh),)
+
+
+def _verify(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
+    drafts = _placed((sizes.num_sequences, sizes.num_drafts), jnp.int32, mesh)
+    return *_decode(model, sizes, mesh), drafts, _placed((sizes.num_sequences,), jnp.int32, mesh)
+
+
+def _mixed(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
+    return *_decode(model, sizes, mesh), *_prefill(model, sizes, mesh)
+
+
+# What each step takes after params and pool.
+ARGUMENTS: Mapping[str, Callable[[Model, StepSizes, Mesh], tuple]] = MappingProxyType(
+    {"prefill": _prefill, "decode": _decode, "verify": _verify, "mixed": _mixed}
+)
+
+
+def _placed(shape, dtype, mesh: Mesh, logical: tuple[str, ...] = ()) -> jax.ShapeDtypeStruct:
+    if not logical:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, jax.P()))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(logical, shape, mesh))

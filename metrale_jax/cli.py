@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`metrale-jax`: generate, chat and inspect on the command line. A `MetraleError` is one line on stderr and exit 2."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.flags import add_flags, chosen
+
+# Known without importing JAX, so that `--help` and mistakes answer at once.
+EPILOG = "MODEL is an alias (smollm2-135m, gemma3-270m), a Hugging Face directory, a .gguf file or a hub id."
+
+# A terminal wants the likeliest answer, and the whole of it.
+ANSWER_DEFAULTS = {"temperature": 0.0, "max_tokens": 256}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0, 2 for a user's mistake, 130 for an interrupt."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.command(arguments)
+    except MetraleError as error:
+        print(f"metrale-jax: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    from metrale_jax.llm import LLMConfig
+    from metrale_jax.sampling.params import SamplingParams
+
+    parser = argparse.ArgumentParser(prog="metrale-jax", description=__doc__.split(":")[0], epilog=EPILOG)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    about = {
+        "generate": ("continue or answer a prompt, streaming it", _generate),
+        "chat": ("converse; the conversation is kept; an empty line or Ctrl-D ends it", _chat),
+        "inspect": ("what a checkpoint is and what it needs in memory", _inspect),
+    }
+    for name, (text, command) in about.items():
+        sub = commands.add_parser(name, help=text, description=text, epilog=EPILOG)
+        sub.set_defaults(command=command)
+        sub.add_argument("--model", default="smollm2-135m", help="default smollm2-135m")
+        add_flags(sub, LLMConfig)
+        if name == "inspect":
+            continue
+        sub.add_argument("--no-compile-cache", action="store_true", help="keep no compiled programs on disk")
+        sub.add_argument("--quiet", action="store_true", help="no progress and no speed")
+        add_flags(sub, SamplingParams, **ANSWER_DEFAULTS)
+        sub.add_argument("--system", default=None, help="a system message for the chat template")
+        if name == "generate":
+            sub.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
+            sub.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
+    return parser
+
+
+def _loaded(arguments: argparse.Namespace):
+    from metrale_jax.llm import LLM, LLMConfig
+    from metrale_jax.runtime import default_cache_dir
+
+    options = chosen(arguments, LLMConfig)
+    if "compile_cache" not in options and not arguments.no_compile_cache:
+        options["compile_cache"] = default_cache_dir() / "programs"
+    return LLM(arguments.model, options.pop("dtype", None), progress=not arguments.quiet, **options)
+
+
+def _sampling(arguments: argparse.Namespace):
+    from metrale_jax.sampling.params import SamplingParams
+
+    return SamplingParams(**{**ANSWER_DEFAULTS, **chosen(arguments, SamplingParams)})
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    params = _sampling(arguments)
+    prompt = arguments.prompt if arguments.prompt not in (None, "-") else sys.stdin.read()
+    if not prompt:
+        raise RequestError("prompt of 0 characters is empty; give some text.")
+    llm = _loaded(arguments)
+    if not arguments.raw and llm.tokenizer.has_chat_template:
+        prompt = llm.chat_tokens([*_system(arguments), {"role": "user", "content": prompt}])
+    if params.n == 1:
+        _show(llm.stream(prompt, params), arguments.quiet)
+        return 0
+    for index, choice in enumerate(llm.generate([prompt], params)[0].choices):
+        print(f"[{index}] {choice.text}")
+    return 0
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    params, llm = _sampling(arguments), _loaded(arguments)
+    messages = _system(arguments)
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return 0
+        messages.append({"role": "user", "content": line})
+        result = _show(llm.stream(llm.chat_tokens(messages), params), arguments.quiet)
+        messages.append({"role": "assistant", "content": result.text})
+
+
+def _system(arguments: argparse.Namespace) -> list[dict[str, str]]:
+    return [{"role": "system", "content": arguments.system}] if arguments.system else []
+
+
+def _show(pieces: Iterator, quiet: bool):
+    """Prints a stream and its speed; returns its result."""
+    began = time.perf_counter()
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    result = piece.result
+    if result.error is not None:
+        raise result.error
+    if not quiet:
+        tokens, metrics = result.usage.generated_tokens, result.metrics
+        print(
+            f"[{result.usage.prompt_tokens} prompt tokens, first token after {metrics.first_token_s:.2f} s; {tokens} tokens "
+            f"in {time.perf_counter() - began:.2f} s, {metrics.decode_tokens_per_s(tokens):.1f} tokens/s; "
+            f"{result.finish_reason}]",
+            file=sys.stderr,
+        )
+    return result
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from metrale_jax.checkpoint.hub import resolve_model
+    from metrale_jax.inspection import describe_checkpoint
+    from metrale_jax.llm import LLMConfig
+    from metrale_jax.runtime import default_cache_dir
+
+    options = LLMConfig(**chosen(arguments, LLMConfig))
+    cache_dir = Path(options.cache_dir) if options.cache_dir else default_cache_dir()
+    for name, value in describe_checkpoint(
+        resolve_model(arguments.model, cache_dir), options.dtype, options.block_size
+    ):
+        print(f"{name:<22} {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

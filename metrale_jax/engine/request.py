@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Request`: the life of one answer, as the host keeps it. Mutable; never enters `jit`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from metrale_jax.core.errors import MetraleError
+from metrale_jax.engine.lease import Lease
+from metrale_jax.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of a drawn token and of the likeliest ones, `(token id, log-probability)`, before temperature."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Seconds since the request was queued, on a monotonic clock; 0 where the point was not reached."""
+
+    queued_s: float
+    first_token_s: float
+    finished_s: float
+    num_preemptions: int
+
+    def decode_tokens_per_s(self, num_tokens: int) -> float:
+        """Tokens after the first over the time they took; 0 for fewer than two."""
+        span = self.finished_s - self.first_token_s
+        return (num_tokens - 1) / span if num_tokens > 1 and span > 0 else 0.0
+
+
+@dataclass
+class Request:
+    """A prompt on its way to an answer.
+
+    `stop_ids` end the answer, `seed` drives its noise. `watch(new_tokens) -> bool` sees tokens as they stand and ends
+    the request by returning true (stop strings live there). `seq_len` counts tokens whose keys and values are
+    dispatched; `in_flight` counts drawn tokens that the host has not seen yet. `known_len` is the length under which
+    the sequence was first run, which length-dependent rotary embeddings go by.
+    """
+
+    request_id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+    max_tokens: int
+    watch: Callable[[list[int]], bool]
+    queued_at: float
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    lease: Lease | None = None
+    seq_len: int = 0
+    in_flight: int = 0
+    known_len: int = 0
+    finish_reason: str = ""
+    error: MetraleError | None = None
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer so far."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return bool(self.finish_reason)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another token may be dispatched: the limit counts tokens still in flight."""
+        return not self.finished and len(self.output) + self.in_flight < self.max_tokens
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Tokens `start` to `stop` of prompt and answer."""
+        size = len(self.prompt)
+        if stop <= size:
+            return list(self.prompt[start:stop])
+        return [*self.prompt[start:], *self.output[max(0, start - size) : stop - size]]
+
+    def metrics(self) -> RequestMetrics:
+        """When what happened."""
+
+        def since(moment):
+            return moment - self.queued_at if moment else 0.0
+
+        return RequestMetrics(
+            since(self.started_at), since(self.first_token_at), since(self.finished_at), self.num_preemptions
+        )

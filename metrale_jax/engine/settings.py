@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`EngineConfig`: the host loop's limits, resolved once and never written back."""
+
+from dataclasses import dataclass, replace
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.state.pool import PoolLayout
+from pallas_kernels.shapes import ceil_div
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits of one engine.
+
+    `max_sequences` run at once; `max_context_tokens` bounds prompt plus answer; `block_size` is tokens a KV block;
+    `kv_cache_bytes` the pool's size; `prefill_tokens` the budget of one prefill step, shared by at most
+    `prefill_rows` prompts. Raises `ConfigError` for values out of range.
+    """
+
+    max_sequences: int = 32
+    max_context_tokens: int = 4096
+    block_size: int = 16
+    kv_cache_bytes: int = 256 << 20
+    prefill_tokens: int = 512
+    prefill_rows: int = 8
+
+    def __post_init__(self):
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} is not an integer above 0; give a count.")
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size={self.block_size} is not a power of two; use 16, 32 or 64.")
+
+
+def blocks_for(layout: PoolLayout, config: EngineConfig) -> int:
+    """Blocks a group, block 0 included, that `kv_cache_bytes` pay for, and no more than all rows can use.
+
+    Raises `ConfigError` if they do not hold one block.
+    """
+    each = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+    if config.kv_cache_bytes < 3 * each:
+        raise ConfigError(
+            f"kv_cache_bytes={config.kv_cache_bytes} holds fewer than 3 blocks of {each} bytes; give at least {3 * each}."
+        )
+    longest = ceil_div(config.max_context_tokens, config.block_size) + 1
+    return min(config.kv_cache_bytes // each, config.max_sequences * longest + 1)
+
+
+def within_pool(layout: PoolLayout, config: EngineConfig) -> EngineConfig:
+    """`config` with a context that one sequence can fill: no longer than what the pool holds."""
+    tokens = (blocks_for(layout, config) - 2) * config.block_size
+    return replace(config, max_context_tokens=min(config.max_context_tokens, tokens))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command-line flags made from the fields of config dataclasses, so that the two cannot drift apart."""
+
+import argparse
+import types
+from dataclasses import MISSING, fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type, **defaults: Any) -> None:
+    """One flag for each field of `config`: `--max-tokens N`, `--no-skip-special-tokens`, `--stop TEXT` (repeatable).
+
+    `defaults` are the values that the command puts in place of the dataclass's own.
+    """
+    hints = get_type_hints(config)
+    group = parser.add_argument_group(config.__name__)
+    for field in fields(config):
+        flag = "--" + field.name.replace("_", "-")
+        kinds = _kinds(hints[field.name])
+        own = None if field.default is MISSING else field.default
+        about = f"default {defaults.get(field.name, own)}"
+        if bool in kinds:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
+        elif tuple in kinds or list in kinds:
+            of = int if "ids" in field.name else str
+            group.add_argument(flag, type=of, action="append", default=argparse.SUPPRESS, help="may be repeated")
+        else:
+            of = next((kind for kind in (int, float) if kind in kinds), str)
+            name = of.__name__.upper().replace("STR", "TEXT")
+            group.add_argument(flag, type=of, metavar=name, default=argparse.SUPPRESS, help=about)
+
+
+def chosen(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
+    """The fields of `config` that the user set."""
+    given = vars(arguments)
+    return {field.name: given[field.name] for field in fields(config) if field.name in given}
+
+
+def _kinds(hint: Any) -> set[type]:
+    if get_origin(hint) in (Union, types.UnionType):
+        return {kind for part in get_args(hint) for kind in _kinds(part)}
+    return {get_origin(hint) or hint}

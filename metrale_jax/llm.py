@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LLM`: the door for most users. Text in, text out, over the engine; safe to use from several threads."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from metrale_jax.answers import Answer, checked_prompts, fresh_seed
+from metrale_jax.core.errors import ConfigError, MetraleError, RequestError, TextError
+from metrale_jax.engine.admission import checked_tokens
+from metrale_jax.engine.loop import Engine
+from metrale_jax.engine.settings import EngineConfig, within_pool
+from metrale_jax.engine.warmup import all_shapes, compile_shapes, first_shapes
+from metrale_jax.evaluation import chunked_logits, token_nlls
+from metrale_jax.progress import TerminalProgress, silent
+from metrale_jax.results import GenerationResult, StreamPiece
+from metrale_jax.runtime import LoadedModel, load_model, use_compile_cache
+from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.steps.build import Steps
+from metrale_jax.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class LLMConfig:
+    """Everything that `LLM` can be told; None leaves the choice to the model or the device.
+
+    `max_context_tokens` bounds prompt plus answer, by default the model's own limit or what the KV pool of
+    `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one
+    for models that must be assembled. The rest is as in `EngineConfig`.
+    """
+
+    dtype: str | None = None
+    max_sequences: int = 32
+    max_context_tokens: int | None = None
+    block_size: int = 16
+    kv_cache_mib: int = 256
+    prefill_tokens: int = 512
+    compile_cache: str | Path | None = None
+    cache_dir: str | Path | None = None
+
+
+class LLM:
+    """A loaded model that answers.
+
+    `model` is an alias (`smollm2-135m`, `gemma3-270m`), a Hugging Face directory, a .gguf file or a hub id; the options
+    are the fields of `LLMConfig`. `progress` shows download, load, compile and generate on stderr. `device` is JAX's
+    first by default. Raises `MetraleError`s.
+    """
+
+    def __init__(self, model: str | Path, dtype: str | None = None, *, progress: bool = False, device=None, **options):
+        self.config = _config({"dtype": dtype, **options})
+        self._progress = TerminalProgress() if progress else silent
+        if self.config.compile_cache is not None:
+            use_compile_cache(Path(self.config.compile_cache))
+        cache_dir = self.config.cache_dir
+        self.loaded: LoadedModel = load_model(
+            str(model),
+            self.config.dtype,
+            self.config.block_size,
+            self.config.max_context_tokens,
+            None if cache_dir is None else Path(cache_dir),
+            device,
+            self._progress,
+            self._compile_first,
+        )
+        self.engine = Engine(
+            self.loaded.model, self.loaded.params, self._engine_config(self.loaded.steps), self.loaded.steps
+        )
+        self._lock = RLock()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `TextError` if its files hold none."""
+        if self.loaded.tokenizer is None:
+            raise self.loaded.tokenizer_error
+        return self.loaded.tokenizer
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[GenerationResult]:
+        """Results in the order of `prompts`: texts or lists of token ids, one or many.
+
+        A lone bad prompt raises `RequestError`; among others it comes back with `finish_reason` "error" and the rest
+        run. One `params` serves all, a list holds one for each.
+        """
+        listed = checked_prompts(prompts)
+        each = _params_for(params, len(listed))
+        answers = [
+            self._submitted(prompt, one, alone=len(listed) == 1) for prompt, one in zip(listed, each, strict=True)
+        ]
+        total = sum(answer.max_tokens for answer in answers)
+        try:
+            while self._advance(answers):
+                self._progress("generate", sum(answer.num_generated for answer in answers), total)
+        finally:
+            self._cancel(answers)
+        self._progress("generate", total, total)
+        return [answer.result() for answer in answers]
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template
+    ) -> GenerationResult:
+        """The assistant's answer to a conversation: dicts with `role` and `content`. `template` reaches the template."""
+        return self.generate([self.chat_tokens(messages, **template)], params)[0]
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **template) -> list[int]:
+        """Token ids of a conversation under the model's chat template, ready for the assistant to go on."""
+        text = self.tokenizer.apply_chat_template(messages, **template)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
+        """Pieces of the answer's text as they are decided; the last carries the result. Closing it cancels the rest.
+
+        Joined, the pieces are the result's text. Raises `RequestError` at once for a prompt that cannot be served.
+        """
+        one = params or SamplingParams()
+        if one.n != 1:
+            raise RequestError(f"n={one.n} answers cannot share one stream; ask for one, or use generate.")
+        return self._pieces(self._submitted(prompt, one, alone=True))
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Float32 logits `[T, V]` of a whole sequence; row i scores what follows token i."""
+        tokens = checked_tokens(token_ids, self.loaded.config.vocab_size)
+        return np.concatenate(list(chunked_logits(self.loaded.steps, self.loaded.params, tokens)))
+
+    def perplexity(self, text: Prompt) -> float:
+        """`exp` of the mean negative log-likelihood of every token after the first."""
+        tokens = checked_tokens(self._token_ids(text), self.loaded.config.vocab_size)
+        if len(tokens) < 2:
+            raise RequestError(f"text of {len(tokens)} token has nothing to predict; give at least two tokens.")
+        return float(np.exp(token_nlls(self.loaded.steps, self.loaded.params, tokens).mean()))
+
+    def warm_up(self) -> int:
+        """Compiles every step that a load without log-probabilities can need; returns how many programs there are."""
+        wanted = all_shapes(self.engine.shapes)
+        self._compile(self.loaded.steps, self.loaded.params, wanted)
+        return self.loaded.steps.num_compiles
+
+    def _engine_config(self, steps: Steps) -> EngineConfig:
+        config = EngineConfig(
+            max_sequences=self.config.max_sequences,
+            max_context_tokens=steps.model.config.max_context_tokens,
+            block_size=self.config.block_size,
+            kv_cache_bytes=self.config.kv_cache_mib << 20,
+            prefill_tokens=self.config.prefill_tokens,
+        )
+        return within_pool(steps.model.layout, config)
+
+    def _compile_first(self, steps: Steps, shapes) -> None:
+        plan_shapes = first_shapes(self._engine_config(steps), len(steps.model.config.eos_token_ids))
+        self._compile(steps, shapes, plan_shapes)
+
+    def _compile(self, steps: Steps, params, wanted) -> None:
+        num_eos_ids = len(steps.model.config.eos_token_ids)
+        done = compile_shapes(steps, params, self._engine_config(steps), num_eos_ids, wanted)
+        for count, _ in enumerate(done, start=1):
+            self._progress("compile", count, len(wanted))
+
+    def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _submitted(self, prompt: Prompt, params: SamplingParams, alone: bool) -> Answer:
+        answer = Answer(params, fresh_seed(params), self.loaded.tokenizer)
+        try:
+            if params.stop and self.loaded.tokenizer is None:
+                raise TextError(f"stop={params.stop!r} needs a tokenizer, and the model has none; use stop_token_ids.")
+            with self._lock:
+                answer.submit(self.engine, self._token_ids(prompt), self.loaded.eos_token_ids)
+        except MetraleError as error:
+            if alone:
+                raise
+            answer.refuse(error)
+        return answer
+
+    def _advance(self, answers: Sequence[Answer]) -> bool:
+        with self._lock:
+            if all(answer.finished for answer in answers):
+                return False
+            self.engine.step()
+            return True
+
+    def _cancel(self, answers: Sequence[Answer]) -> None:
+        with self._lock:
+            for answer in answers:
+                answer.cancel(self.engine)
+
+    def _pieces(self, answer: Answer) -> Iterator[StreamPiece]:
+        try:
+            while self._advance([answer]):
+                text, tokens = answer.take()
+                if tokens and not answer.finished:
+                    yield StreamPiece(text, tokens)
+            result = answer.result()
+            text, tokens = answer.take()
+            yield StreamPiece(text, tokens, result)
+        finally:
+            self._cancel([answer])
+
+
+def _config(options: Mapping[str, Any]) -> LLMConfig:
+    known = {field.name for field in fields(LLMConfig)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)} is no option of LLM; known are {', '.join(sorted(known))}.")
+    return LLMConfig(**options)
+
+
+def _params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one for each.")
+    return list(params)

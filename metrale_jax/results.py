@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller gets back."""
+
+from dataclasses import dataclass
+
+from metrale_jax.core.errors import MetraleError
+from metrale_jax.engine.request import RequestMetrics, TokenLogprob
+
+__all__ = ["GenerationResult", "RequestMetrics", "StreamPiece", "TokenLogprob", "Usage"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts: `cached_tokens` of the prompt were not computed again."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """One prompt's answer.
+
+    `text` leaves out the stop that ended it and special tokens; `token_ids` hold every drawn token, an ending stop id
+    included. `logprobs` has one entry a token where they were asked for, else it is empty. `finish_reason` is "stop",
+    "length", "abort" or "error", and then `error` says why. `seed` reproduces the answer. With n > 1 the other
+    answers are in `others`; `choices` lists all.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: str
+    usage: Usage
+    metrics: RequestMetrics
+    seed: int
+    error: MetraleError | None = None
+    others: tuple["GenerationResult", ...] = ()
+
+    @property
+    def choices(self) -> tuple["GenerationResult", ...]:
+        """All n answers, this one first."""
+        return (self, *self.others)
+
+
+class StreamPiece(str):
+    """A piece of streamed text: a `str` that also carries `token_ids` newly drawn and, on the last piece, `result`."""
+
+    token_ids: tuple[int, ...]
+    result: GenerationResult | None
+
+    def __new__(cls, text: str, token_ids: tuple[int, ...] = (), result: GenerationResult | None = None):
+        piece = super().__new__(cls, text)
+        piece.token_ids, piece.result = token_ids, result
+        return piece
+
+    @property
+    def text(self) -> str:
+        """The piece as a plain string."""
+        return str(self)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the answer ended, on the last piece; empty before."""
+        return self.result.finish_reason if self.result else ""

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load_model`: a named model on a device, ready for the step functions. Where the platform is decided.
+
+This and what stands on it (`LLM`, the command line) are the composition root: devices, cache directories and JAX's
+own settings are looked at here and passed down as values.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from metrale_jax.checkpoint.hub import resolve_model
+from metrale_jax.checkpoint.place import load_params
+from metrale_jax.checkpoint.plan import load_plan
+from metrale_jax.core.config import ModelConfig
+from metrale_jax.core.errors import ConfigError, TextError
+from metrale_jax.engine.warmup import abstract_params
+from metrale_jax.loading import Checkpoint, open_checkpoint
+from metrale_jax.models.decoder import DecoderParams, Model, make_model
+from metrale_jax.progress import Progress, silent
+from metrale_jax.steps.build import Steps
+from metrale_jax.text.tokenizer import Tokenizer
+
+PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device: compiled steps, params, and the tokenizer or the reason why there is none."""
+
+    steps: Steps
+    params: DecoderParams
+    device: jax.Device
+    tokenizer: Tokenizer | None
+    tokenizer_error: TextError | None
+    path: Path
+
+    @property
+    def model(self) -> Model:
+        """The static half."""
+        return self.steps.model
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's description."""
+        return self.steps.model.config
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """What ends an answer: the config's ids and the tokenizer's."""
+        extra = self.tokenizer.eos_token_ids if self.tokenizer else ()
+        return tuple(dict.fromkeys([*self.config.eos_token_ids, *extra]))
+
+
+def load_model(
+    name: str,
+    dtype: str | None = None,
+    block_size: int = 16,
+    max_context_tokens: int | None = None,
+    cache_dir: Path | None = None,
+    device: jax.Device | None = None,
+    progress: Progress = silent,
+    warm: Callable[[Steps, DecoderParams], None] = lambda steps, shapes: None,
+) -> LoadedModel:
+    """The model called `name` (alias, directory, .gguf file or hub id) on `device` (JAX's first by default).
+
+    `dtype` None is float32 on a CPU, which converts narrower weights at every use, and the checkpoint's own elsewhere.
+    `warm(steps, shapes of the params)` is called in a thread of its own, to compile while the weights load.
+    """
+    path = resolve_model(
+        name, cache_dir or default_cache_dir(), progress=lambda done, total: progress("download", done, total)
+    )
+    checkpoint = open_checkpoint(path)
+    try:
+        load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
+        device = device or jax.devices()[0]
+        platform = PLATFORM_NAMES[device.platform]
+        dtype = _chosen_dtype(dtype, platform, checkpoint.config.dtype)
+        config = _bounded(checkpoint.config, max_context_tokens)
+        steps = Steps(make_model(config, platform, block_size, dtype))
+        warming = Thread(target=warm, args=(steps, abstract_params(checkpoint.specs, dtype)), daemon=True)
+        warming.start()
+        params = load_params(
+            checkpoint.specs,
+            checkpoint.source,
+            jnp.dtype(dtype),
+            lambda array, spec: jax.device_put(array, device),
+            lambda done, total: progress("load", done, total),
+        )
+        tokenizer, error = _tokenizer(checkpoint)
+        warming.join()
+    finally:
+        checkpoint.source.close()
+    return LoadedModel(steps, params, device, tokenizer, error, path)
+
+
+def default_cache_dir() -> Path:
+    """Where assembled models and compiled programs are kept: `~/.cache/metrale-jax`."""
+    return Path.home() / ".cache" / "metrale-jax"
+
+
+def use_compile_cache(directory: Path) -> None:
+    """Lets JAX keep compiled programs in `directory`, across processes. Raises `ConfigError` if it cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"compile cache {str(directory)!r} cannot be written ({error.strerror}); name a writable directory or none."
+        ) from None
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _chosen_dtype(dtype: str | None, platform: str, stored: str) -> str:
+    name = dtype or ("float32" if platform == "cpu" else stored)
+    name = np.dtype(name).name if isinstance(name, type) else str(name)
+    if name not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}; choose one, or None for the default.")
+    return name
+
+
+def _bounded(config: ModelConfig, max_context_tokens: int | None) -> ModelConfig:
+    limit = config.max_context_tokens
+    if max_context_tokens is None:
+        return config
+    if isinstance(max_context_tokens, bool) or not isinstance(max_context_tokens, int) or max_context_tokens < 2:
+        raise ConfigError(
+            f"max_context_tokens={max_context_tokens!r} is not an integer above 1; give a length in tokens."
+        )
+    if max_context_tokens > limit:
+        raise ConfigError(
+            f"max_context_tokens={max_context_tokens} is above the model's {limit}; ask for at most that many."
+        )
+    return replace(config, max_context_tokens=max_context_tokens)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, TextError | None]:
+    # A model without a tokenizer still serves token ids; the error is kept for whoever asks for text.
+    try:
+        return checkpoint.tokenizer(), None
+    except TextError as error:
+        return None, error

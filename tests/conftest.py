@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test runs under: checked shapes, strict dtypes, NaN in memory that nothing may read."""
+
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+CHECKED = ["core", "state", "layers", "models", "sampling", "steps"]
+install_import_hook(["pallas_kernels", *(f"metrale_jax.{name}" for name in CHECKED)], "beartype.beartype")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+from metrale_jax.checkpoint.place import load_params  # noqa: E402
+from metrale_jax.checkpoint.plan import load_plan  # noqa: E402
+from metrale_jax.loading import open_checkpoint  # noqa: E402
+from metrale_jax.models.decoder import make_model  # noqa: E402
+from metrale_jax.steps.build import Steps  # noqa: E402
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "allow")
+jax.config.update("jax_platforms", "cpu")
+
+
+def nan_fill(spec: jax.ShapeDtypeStruct) -> jax.Array:
+    """Storage as it is in tests: whatever is read before it is written shows."""
+    return jnp.full(spec.shape, jnp.nan, spec.dtype)
+
+
+class Golden:
+    """A stored tiny checkpoint: its steps, params and what transformers computes with it."""
+
+    def __init__(self, name: str, block_size: int = 16):
+        self.name = name
+        checkpoint = open_checkpoint(GOLDENS / name)
+        load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
+        self.params = load_params(
+            checkpoint.specs, checkpoint.source, np.dtype(np.float32), lambda array, spec: jnp.asarray(array)
+        )
+        self.specs = checkpoint.specs
+        checkpoint.source.close()
+        self.config = checkpoint.config
+        self.steps = Steps(make_model(checkpoint.config, "cpu", block_size, "float32"))
+        self.layout = self.steps.model.layout
+        self.data = dict(np.load(GOLDENS / name / "golden.npz"))
+        self.prompt = self.data["prompt"]
+
+
+_LOADED: dict[tuple, Golden] = {}
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """`golden(name)`: a stored checkpoint, loaded and compiled once a session."""
+
+    def load(name: str, block_size: int = 16) -> Golden:
+        key = (name, block_size)
+        if key not in _LOADED:
+            _LOADED[key] = Golden(name, block_size)
+        return _LOADED[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def nan_pool():
+    """The `fill` that makes pools of NaN."""
+    return nan_fill
