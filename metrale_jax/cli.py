@@ -121,8 +121,9 @@ def _show(pieces: Iterator, quiet: bool):
     if not quiet:
         tokens, metrics = result.usage.generated_tokens, result.metrics
         print(
-            f"[{result.usage.prompt_tokens} prompt tokens, first token after {metrics.first_token_s:.2f} s; {tokens} tokens "
-            f"in {time.perf_counter() - began:.2f} s, {metrics.decode_tokens_per_s(tokens):.1f} tokens/s; "
+            f"[{result.usage.prompt_tokens} prompt tokens, first token after {metrics.first_token_s:.2f} s; "
+            f"{tokens} tokens in {time.perf_counter() - began:.2f} s, "
+            f"{metrics.decode_tokens_per_s(tokens):.1f} tokens/s; "
             f"{result.finish_reason}]",
             file=sys.stderr,
         )

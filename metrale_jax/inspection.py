@@ -53,7 +53,8 @@ def _memory(checkpoint: Checkpoint, stored: str, block_size: int) -> Iterator[tu
         context = block / block_size * checkpoint.config.max_context_tokens
         yield (
             f"memory in {dtype}",
-            f"{_size(weights)} weights + {_size(block / block_size)} a token of context ({_size(context)} for all of it)",
+            f"{_size(weights)} weights + {_size(block / block_size)} a token of context "
+            f"({_size(context)} for all of it)",
         )
 
 

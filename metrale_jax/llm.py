@@ -91,9 +91,8 @@ class LLM:
         """
         listed = checked_prompts(prompts)
         each = _params_for(params, len(listed))
-        answers = [
-            self._submitted(prompt, one, alone=len(listed) == 1) for prompt, one in zip(listed, each, strict=True)
-        ]
+        alone = len(listed) == 1
+        answers = [self._submitted(prompt, one, alone) for prompt, one in zip(listed, each, strict=True)]
         total = sum(answer.max_tokens for answer in answers)
         try:
             while self._advance(answers):
@@ -106,7 +105,7 @@ class LLM:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template
     ) -> GenerationResult:
-        """The assistant's answer to a conversation: dicts with `role` and `content`. `template` reaches the template."""
+        """The assistant's answer to a conversation of dicts with `role` and `content`; `template` goes to the template."""
         return self.generate([self.chat_tokens(messages, **template)], params)[0]
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **template) -> list[int]:

@@ -107,7 +107,7 @@ def default_cache_dir() -> Path:
 
 
 def use_compile_cache(directory: Path) -> None:
-    """Lets JAX keep compiled programs in `directory`, across processes. Raises `ConfigError` if it cannot be written."""
+    """Lets JAX keep compiled programs in `directory`, across processes. Raises `ConfigError` if it is not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{os.getpid()}"
@@ -135,9 +135,7 @@ def _bounded(config: ModelConfig, max_context_tokens: int | None) -> ModelConfig
     if max_context_tokens is None:
         return config
     if isinstance(max_context_tokens, bool) or not isinstance(max_context_tokens, int) or max_context_tokens < 2:
-        raise ConfigError(
-            f"max_context_tokens={max_context_tokens!r} is not an integer above 1; give a length in tokens."
-        )
+        raise ConfigError(f"max_context_tokens={max_context_tokens!r} is not an integer above 1; give a length.")
     if max_context_tokens > limit:
         raise ConfigError(
             f"max_context_tokens={max_context_tokens} is above the model's {limit}; ask for at most that many."

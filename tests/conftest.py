@@ -3,10 +3,11 @@
 
 from pathlib import Path
 
+import tests.typecheck  # noqa: F401  (the hook below looks it up by attribute)
 from jaxtyping import install_import_hook
 
-CHECKED = ["core", "state", "layers", "models", "sampling", "steps"]
-install_import_hook(["pallas_kernels", *(f"metrale_jax.{name}" for name in CHECKED)], "beartype.beartype")
+CHECKED = ["core", "state", "layers", "models", "steps", "sampling.transforms", "sampling.sample", "sampling.accept"]
+install_import_hook(["pallas_kernels", *(f"metrale_jax.{name}" for name in CHECKED)], "tests.typecheck.check")
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -118,7 +118,7 @@ def _timed(loaded: Loaded, prompts: Sequence[list[int]], max_tokens: int) -> flo
 
 
 def _decode(loaded: Loaded, args: argparse.Namespace):
-    """Tokens per second past the first token: `count * (new - 1)` over the time of a whole run less a run to the first."""
+    """Tokens per second past the first: `count * (new - 1)` over the time of a whole run less that to the first."""
     for count in args.sequences:
         samples, firsts, wholes = [], [], []
         for repeat in range(-1, args.repeats):

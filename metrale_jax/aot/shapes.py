@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.sequence import SamplingState, SequenceState
@@ -21,13 +22,13 @@ from metrale_jax.sharding.rules import named_sharding
 from metrale_jax.state.paged import AXES as KV_AXES
 from metrale_jax.state.pool import Pool, abstract_pool
 
-# The shapes of SmolLM2-135M: odd head counts, a tied embedding.
+# SmolLM2-135M but for its depth, of which four layers show all there is: odd head counts, a tied embedding.
 SMALL = MappingProxyType(
     {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 576,
         "intermediate_size": 1536,
-        "num_hidden_layers": 30,
+        "num_hidden_layers": 4,
         "num_attention_heads": 9,
         "num_key_value_heads": 3,
         "vocab_size": 49152,
@@ -62,31 +63,50 @@ EIGHT_B = MappingProxyType(
         "torch_dtype": "bfloat16",
     }
 )
-MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"small": SMALL, "8b": EIGHT_B})
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A model to compile: its config as a checkpoint spells it, and the blocks of its pool.
+
+    The pool has to be so large that no step's logits or weights have the size of one of its arrays.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    num_blocks: int
+
+
+MODELS: Mapping[str, ModelCase] = MappingProxyType(
+    {case.name: case for case in (ModelCase("small", SMALL, 16384), ModelCase("8b", EIGHT_B, 2048))}
+)
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """Static sizes of the steps: sequences decoding, blocks a table row, tokens a block, blocks in each group's pool,
-    drafts a sequence, and the chunk of prompt tokens with the sequences that share it."""
+    """Static sizes of the steps: sequences decoding, blocks a table row, tokens a block, drafts a sequence, and the
+    chunk of prompt tokens with the sequences that share it."""
 
     num_sequences: int = 64
     table_width: int = 128
     block_size: int = 16
-    num_blocks: int = 2048
     num_drafts: int = 3
     chunk_tokens: int = 512
     chunk_sequences: int = 4
     num_stop_ids: int = 4
 
 
-def describe_model(name: str) -> Description:
-    """Config and weight specs of a model of `MODELS`. Raises `ConfigError` with the list if it is unknown."""
+def model_for(name: str) -> ModelCase:
+    """The model of that name. Raises `ConfigError` with the list if it is unknown."""
     if name not in MODELS:
         raise ConfigError(f"model {name!r} is unknown to aot; use one of {sorted(MODELS)}.")
-    values = MODELS[name]
-    family = family_for(values["architectures"][0])
-    return family.describe(RawConfig(values, family.defaults, f"aot model {name!r}"))
+    return MODELS[name]
+
+
+def describe(case: ModelCase) -> Description:
+    """Config and weight specs of a model."""
+    family = family_for(case.values["architectures"][0])
+    return family.describe(RawConfig(case.values, family.defaults, f"aot model {case.name!r}"))
 
 
 def abstract_model(description: Description, platform: str, sizes: StepSizes) -> Model:
@@ -104,10 +124,18 @@ def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh) -> DecoderPara
     return jax.tree.map(leaf, specs)
 
 
-def sharded_pool(model: Model, sizes: StepSizes, mesh: Mesh) -> Pool:
-    """Shapes, dtypes and shardings of the pool."""
-    pool = abstract_pool(model.layout, (sizes.num_blocks,) * len(model.layout.groups))
-    return jax.tree.map(lambda x: _placed(x.shape, x.dtype, mesh, KV_AXES), pool)
+def formatted_pool(model: Model, num_blocks: int, mesh: Mesh) -> Pool:
+    """Shapes, dtypes and formats of the pool: row-major, key and value heads shared out over the mesh.
+
+    A TPU's default layout puts the dimension that pads least last, for narrow heads the block's number; steps work on
+    rows of heads, and each would begin and end with a copy of the pool into row-major order.
+    """
+
+    def leaf(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        layout = Layout(tuple(range(x.ndim)))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=Format(layout, named_sharding(KV_AXES, x.shape, mesh)))
+
+    return jax.tree.map(leaf, abstract_pool(model.layout, (num_blocks,) * len(model.layout.groups)))
 
 
 def abstract_state(model: Model, num_sequences: int, sizes: StepSizes, mesh: Mesh) -> SequenceState:
@@ -161,7 +189,5 @@ ARGUMENTS: Mapping[str, Callable[[Model, StepSizes, Mesh], tuple]] = MappingProx
 )
 
 
-def _placed(shape, dtype, mesh: Mesh, logical: tuple[str, ...] = ()) -> jax.ShapeDtypeStruct:
-    if not logical:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, jax.P()))
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(logical, shape, mesh))
+def _placed(shape: tuple[int, ...], dtype, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines that steps are compiled for while none of them is attached.
 
-JAX asks the compilers of its GPU and TPU plugins for a topology's devices. No driver is touched. The process must
-run with `JAX_PLATFORMS=cpu`, or JAX would first look for the devices themselves; `python -m metrale_jax.aot` sees to it.
+JAX asks the compilers of its GPU and TPU plugins for a topology's devices. No driver is touched. JAX's
+own platform must be the CPU, or it would first look for the devices themselves; `python -m metrale_jax.aot` sees to it.
 """
 
 import importlib.util

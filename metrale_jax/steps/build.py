@@ -15,25 +15,38 @@ from typing import Any
 import jax
 
 from metrale_jax.models.decoder import Model
-from metrale_jax.state.pool import copy_blocks
+from metrale_jax.state.pool import Pool, copy_blocks
 from metrale_jax.steps.decode import decode
 from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
 from metrale_jax.steps.score import score
 from metrale_jax.steps.verify import verify
 
-# Position of the donated pool among each function's arguments after the model.
-STEPS: Mapping[str, tuple[Callable, int]] = MappingProxyType(
-    {"prefill": (prefill, 1), "decode": (decode, 1), "verify": (verify, 1), "mixed": (mixed, 1), "score": (score, 1)}
+# Position of the donated pool among each function's arguments after the model, and how many values it returns.
+STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
+    {
+        "prefill": (prefill, 1, 3),
+        "decode": (decode, 1, 3),
+        "verify": (verify, 1, 3),
+        "mixed": (mixed, 1, 5),
+        "score": (score, 1, 3),
+    }
 )
 UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType({"copy_blocks": (copy_blocks, (0,))})
 
 
-def jitted_step(name: str, model: Model, **static) -> Any:
-    """The jitted step `name` of `STEPS` for one model, its pool donated; takes (params, pool, state, ...)."""
-    function, pool_argument = STEPS[name]
+def jitted_step(name: str, model: Model, pool_formats: Pool | None = None, **static) -> Any:
+    """The jitted step `name` of `STEPS` for one model, its pool donated; takes (params, pool, state, ...).
+
+    `pool_formats` is a pool of `Format`s: the layout and sharding that the pool arrives and leaves in. Without it the
+    pool leaves in the backend's default layout, which on a TPU need not be the one that the step works in.
+    """
+    function, pool_argument, num_results = STEPS[name]
     bound = partial(function, model, **static)
-    return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True)
+    if pool_formats is None:
+        return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True)
+    results = (pool_formats, *[None] * (num_results - 1))
+    return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True, out_shardings=results)
 
 
 class Steps:

@@ -137,7 +137,7 @@ def _with_reasoning_aliases(message: Mapping[str, Any]) -> dict[str, Any]:
 class _GenerationTag(jinja2.ext.Extension):
     """Reads `{% generation %}…{% endgeneration %}`, which marks assistant text for training, as its body."""
 
-    tags = {"generation"}
+    tags = frozenset({"generation"})
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
         """A block that prints what is between the tags."""

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door: real checkpoints through `LLM`, against transformers on the same dequantised weights."""
+
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from metrale_jax import LLM, SamplingParams
+from metrale_jax.core.errors import ConfigError, MetraleError, ModelNotFoundError, RequestError, TextError
+from metrale_jax.generate import generate_tokens
+from tests.conftest import GOLDENS
+
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+
+
+def stored(name):
+    return json.loads((GOLDENS / "gguf" / f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return LLM("smollm2-135m", max_sequences=16, max_context_tokens=1024, prefill_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A model without a tokenizer."""
+    return LLM(GOLDENS / "llama-default", max_context_tokens=256, max_sequences=4)
+
+
+def held_to_transformers(llm, name):
+    data = stored(name)
+    results = llm.generate([prompt["ids"] for prompt in data["prompts"]], GREEDY)
+    for prompt, result in zip(data["prompts"], results, strict=True):
+        assert list(result.token_ids) == prompt["greedy"], prompt["text"]
+    perplexity = llm.perplexity(data["perplexity"]["ids"])
+    assert abs(perplexity / data["perplexity"]["perplexity"] - 1) < 1e-3
+    llm.engine.check()
+
+
+def test_smollm2_continues_ten_prompts_as_transformers_does(smollm2):
+    held_to_transformers(smollm2, "smollm2-135m-q4_1")
+
+
+@pytest.mark.slow
+def test_gemma3_continues_ten_prompts_as_transformers_does():
+    held_to_transformers(LLM("gemma3-270m", max_sequences=16, max_context_tokens=1024), "gemma3-270m-q4_k_m")
+
+
+def test_prompts_come_back_in_order_whatever_their_kind(smollm2):
+    text = "The capital of France is"
+    ids = smollm2.tokenizer.encode(text)
+    params = SamplingParams(temperature=0, max_tokens=8)
+    results = smollm2.generate([text, ids, "Water boils at"], params)
+    assert results[0].token_ids == results[1].token_ids != results[2].token_ids
+    assert "Paris" in results[0].text
+    assert results[0].usage.prompt_tokens == len(ids)
+    assert results[0].usage.generated_tokens == len(results[0].token_ids) == 8
+    assert results[0].finish_reason == "length"
+    metrics = results[0].metrics
+    assert 0 <= metrics.queued_s <= metrics.first_token_s <= metrics.finished_s
+
+
+def test_a_stream_joins_to_the_text_and_to_decoding_all_ids_at_once(smollm2):
+    prompt = "Translate to Chinese and add emoji: good morning, dear friend ☀️. 早"
+    for seed in range(3):
+        params = SamplingParams(temperature=1.2, seed=seed, max_tokens=48)
+        pieces = list(smollm2.stream(prompt, params))
+        result = pieces[-1].result
+        assert "".join(pieces) == result.text
+        ended = result.token_ids[:-1] if result.finish_reason == "stop" else result.token_ids
+        assert result.text == smollm2.tokenizer.decode(list(ended))
+        assert sum((piece.token_ids for piece in pieces), ()) == result.token_ids
+        assert not any(piece.endswith("\ufffd") for piece in pieces[:-1])
+        assert result.token_ids == smollm2.generate(prompt, params)[0].token_ids
+
+
+def test_chat_stops_at_the_end_of_the_turn(smollm2):
+    messages = [{"role": "user", "content": "What is the capital of Germany? Answer in one sentence."}]
+    result = smollm2.chat(messages, SamplingParams(temperature=0, max_tokens=64))
+    assert result.finish_reason == "stop"
+    assert "Berlin" in result.text and "<|im_end|>" not in result.text
+
+
+def test_stop_strings_cut_the_text_even_across_tokens(smollm2):
+    base = smollm2.generate("One, two, three,", SamplingParams(temperature=0, max_tokens=24))[0]
+    middle = base.text[len(base.text) // 2 :][:5]
+    params = SamplingParams(temperature=0, max_tokens=24, stop=[middle])
+    result = smollm2.generate("One, two, three,", params)[0]
+    assert result.finish_reason == "stop"
+    assert result.text == base.text[: base.text.index(middle)]
+    assert "".join(smollm2.stream("One, two, three,", params)) == result.text
+    kept = SamplingParams(temperature=0, max_tokens=24, stop=middle, include_stop_str_in_output=True)
+    assert smollm2.generate("One, two, three,", kept)[0].text == result.text + middle
+
+
+def test_log_probabilities_are_those_of_the_raw_logits(smollm2):
+    prompt = smollm2.tokenizer.encode("The sky is")
+    params = SamplingParams(temperature=0.7, top_k=40, seed=1, max_tokens=4, logprobs=3)
+    result = smollm2.generate([prompt], params)[0]
+    logits = smollm2.logits([*prompt, *result.token_ids]).astype(np.float64)
+    for index, entry in enumerate(result.logprobs):
+        row = logits[len(prompt) - 1 + index]
+        expected = row - np.log(np.exp(row - row.max()).sum()) - row.max()
+        assert abs(entry.logprob - expected[entry.token_id]) < 1e-3
+        assert [token for token, _ in entry.top] == np.argsort(-row)[:3].tolist()
+        assert entry.token_id == result.token_ids[index]
+
+
+def test_n_answers_differ_and_are_each_reproducible(smollm2):
+    params = SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=12)
+    first, second = (smollm2.generate("Once upon a time", params)[0] for _ in range(2))
+    assert [choice.token_ids for choice in first.choices] == [choice.token_ids for choice in second.choices]
+    assert len({choice.token_ids for choice in first.choices}) == 3
+    lone = smollm2.generate("Once upon a time", SamplingParams(temperature=1.0, seed=11, max_tokens=12))[0]
+    assert lone.token_ids == first.token_ids
+
+
+def test_a_request_without_a_seed_says_which_seed_repeats_it(smollm2):
+    params = SamplingParams(temperature=1.0, max_tokens=8)
+    first, second = (smollm2.generate("A poem:", params)[0] for _ in range(2))
+    assert first.seed != second.seed
+    again = smollm2.generate("A poem:", SamplingParams(temperature=1.0, max_tokens=8, seed=first.seed))[0]
+    assert again.token_ids == first.token_ids
+
+
+def test_a_batch_gives_each_prompt_its_solo_answer(smollm2):
+    prompts = [f"Fact number {i} about {topic}:" for i, topic in enumerate(["cats", "the sea", "iron", "tea", "maps"])]
+    encoded = [smollm2.tokenizer.encode(prompt) for prompt in prompts]
+    for params in (GREEDY, SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=24, ignore_eos=True)):
+        results = smollm2.generate(encoded, params)
+        solo = generate_tokens(smollm2.loaded.steps, smollm2.loaded.params, encoded[2], params, results[2].seed)
+        assert list(results[2].token_ids) == solo
+
+
+def test_threads_share_one_model(smollm2):
+    answers = {}
+
+    def ask(name):
+        answers[name] = smollm2.generate(name, SamplingParams(temperature=0, max_tokens=10))[0].token_ids
+
+    names = ["Red is", "Blue is", "Green is"]
+    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    alone = smollm2.generate(names, SamplingParams(temperature=0, max_tokens=10))
+    assert [answers[name] for name in names] == [result.token_ids for result in alone]
+
+
+def test_closing_a_stream_gives_its_blocks_back(smollm2):
+    stream = smollm2.stream("Count to a thousand:", SamplingParams(temperature=0, max_tokens=200))
+    next(stream)
+    stream.close()
+    while smollm2.engine.step():
+        pass
+    smollm2.engine.check()
+
+
+@pytest.mark.parametrize(
+    "prompt, words",
+    [
+        ([], "prompt of 0 tokens"),
+        ([[]], "prompt of 0 tokens"),
+        ([[1, 9999]], "token id 9999"),
+        ([[-1]], "token id -1"),
+        ([[1.5]], "1.5"),
+        ([list(range(100)) * 3], "prompt of 300 tokens leaves no room in a context of 256"),
+        ("text", "tokenizer"),
+    ],
+)
+def test_a_bad_prompt_alone_raises_and_names_the_remedy(tiny, prompt, words):
+    with pytest.raises(MetraleError, match=words):
+        tiny.generate(prompt, SamplingParams(temperature=0, max_tokens=4))
+
+
+def test_a_bad_prompt_among_good_ones_harms_only_itself(tiny):
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    good = tiny.generate([[3, 4, 5]], params)[0]
+    first, bad, last = tiny.generate([[3, 4, 5], [9999], [3, 4, 5]], params)
+    assert first.token_ids == last.token_ids == good.token_ids
+    assert bad.finish_reason == "error" and isinstance(bad.error, RequestError) and "9999" in str(bad.error)
+    tiny.engine.check()
+
+
+def test_a_model_without_a_tokenizer_serves_token_ids_and_says_so_when_asked_for_text(tiny):
+    result = tiny.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=3))[0]
+    assert len(result.token_ids) <= 3 and result.text == ""
+    with pytest.raises(TextError):
+        tiny.chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(TextError, match="stop_token_ids"):
+        tiny.generate([[3]], SamplingParams(stop=["x"]))
+
+
+def test_logits_and_perplexity_agree_with_the_golden(tiny, golden):
+    data = golden("llama-default").data
+    logits = tiny.logits(data["prompt"][:33].tolist())
+    np.testing.assert_allclose(logits, data["logits_33"], rtol=0, atol=1e-4)
+    rows = data["logits_33"].astype(np.float64)
+    total = np.log(np.exp(rows).sum(axis=1))
+    losses = total[:-1] - rows[np.arange(32), data["prompt"][1:33]]
+    assert math.isclose(tiny.perplexity(data["prompt"][:33].tolist()), math.exp(losses.mean()), rel_tol=1e-4)
+
+
+def test_unknown_models_and_options_are_named(tmp_path):
+    with pytest.raises(ModelNotFoundError, match="no-such-model"):
+        LLM("no-such-model")
+    with pytest.raises(ConfigError, match="max_seqs"):
+        LLM("smollm2-135m", max_seqs=3)
+    with pytest.raises(ConfigError, match="dtype='int3'"):
+        LLM(GOLDENS / "llama-default", dtype="int3")
+    with pytest.raises(ConfigError, match="max_context_tokens=100000"):
+        LLM(GOLDENS / "llama-default", max_context_tokens=100000)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="compile cache"):
+        LLM(GOLDENS / "llama-default", compile_cache=tmp_path / "file" / "below")
+
+
+def test_narrow_dtypes_run(golden):
+    prompt = golden("llama-default").prompt[:33].tolist()
+    for dtype in ("bfloat16", "float16"):
+        llm = LLM(GOLDENS / "llama-default", dtype=dtype, max_context_tokens=64, max_sequences=1)
+        difference = np.abs(llm.logits(prompt) - golden("llama-default").data["logits_33"])
+        assert 0 < difference.max() < 0.2
+        assert len(llm.generate([prompt], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))[0].token_ids) == 3
