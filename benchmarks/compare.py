@@ -66,9 +66,9 @@ def main() -> None:
     """Nothing; runs the comparison, writes its JSON and its table, and prints the table."""
     args = _arguments()
     with tempfile.TemporaryDirectory(prefix="compare-") as temporary:
-        work_dir = args.work_dir or Path(temporary)
+        work_dir = (args.work_dir or Path(temporary)).absolute()
         work_dir.mkdir(parents=True, exist_ok=True)
-        run = Run(args, _weights(args.model, work_dir), dict(pair.split("=", 1) for pair in args.peer_python), work_dir)
+        run = Run(args, _weights(args.model, work_dir), _pythons(args.peer_python), work_dir)
         record = {"date": date.today().isoformat(), "model": args.model, **_commit(), "machine": _machine()}
         for name in args.peers:
             if not _installed(run, name):
@@ -103,6 +103,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _pythons(pairs: Sequence[str]) -> dict[str, str]:
+    # Absolute, since peers run in another directory; not resolved, since an environment is known by its own link.
+    return {name: str(Path(path).absolute()) for name, path in (pair.split("=", 1) for pair in pairs)}
+
+
 def _settings(args: argparse.Namespace) -> dict:
     return {key: getattr(args, key) for key in ("sequences", "rounds", "repeats", "start_rounds", "option")}
 
@@ -112,7 +117,7 @@ def _weights(model: str, work_dir: Path) -> dict[str, Path]:
     from metrale_jax.checkpoint.hub import resolve_model
     from metrale_jax.runtime import default_cache_dir
 
-    original = resolve_model(model, default_cache_dir())
+    original = resolve_model(model, default_cache_dir()).absolute()
     paths = {"hf": work_dir / "hf", "f32": work_dir / "f32.gguf", "q8_0": work_dir / "q8_0.gguf"}
     commands = {
         "hf": ("benchmarks.export_hf", str(original), str(paths["hf"])),

@@ -43,7 +43,7 @@ class Answer:
         self._texts = [AnswerText(tokenizer, params) if tokenizer else None for _ in range(params.n)]
         self._requests: list[Request] = []
         self._error: MetraleError | None = None
-        self._taken = 0
+        self.num_taken = 0
 
     def submit(self, engine: Engine, prompt: Sequence[int], eos_token_ids: tuple[int, ...]) -> None:
         """Queues the requests; all or none."""
@@ -81,8 +81,8 @@ class Answer:
         request, text = self._requests[0], self._texts[0]
         if request.finished and text:
             text.close()
-        tokens = tuple(request.output[self._taken :])
-        self._taken = len(request.output)
+        tokens = tuple(request.output[self.num_taken :])
+        self.num_taken = len(request.output)
         return text.take() if text else "", tokens
 
     def result(self) -> GenerationResult:

@@ -192,9 +192,8 @@ class LLM:
     def _pieces(self, answer: Answer) -> Iterator[StreamPiece]:
         try:
             while self._advance([answer]):
-                text, tokens = answer.take()
-                if tokens and not answer.finished:
-                    yield StreamPiece(text, tokens)
+                if not answer.finished and answer.num_generated > answer.num_taken:
+                    yield StreamPiece(*answer.take())
             result = answer.result()
             text, tokens = answer.take()
             yield StreamPiece(text, tokens, result)

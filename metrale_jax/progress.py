@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Callable
+from threading import Lock
 
 Progress = Callable[[str, int, int], None]
 
@@ -12,32 +13,29 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 class TerminalProgress:
-    """One bar a stage on stderr: download and load in bytes, compile in programs, generate in tokens."""
+    """One bar a stage on stderr: download and load in bytes, compile in programs, generate in tokens.
+
+    Stages may overlap and report from several threads.
+    """
 
     BYTES = ("download", "load")
 
     def __init__(self):
-        self._stage = ""
-        self._bar = None
+        self._bars = {}
+        self._lock = Lock()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Moves the bar of `stage` to `done` of `total`; a new stage closes the last one."""
+        """Moves the bar of `stage` to `done` of `total`, and takes it off the terminal when it is full."""
         from tqdm import tqdm
 
-        if stage != self._stage:
-            self.close()
-            unit = "B" if stage in self.BYTES else "program" if stage == "compile" else "token"
-            self._bar = tqdm(
-                desc=stage, total=total, unit=unit, unit_scale=stage in self.BYTES, file=sys.stderr, leave=False
-            )
-            self._stage = stage
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
-        if done >= total:
-            self.close()
-
-    def close(self) -> None:
-        """Takes the bar off the terminal."""
-        if self._bar is not None:
-            self._bar.close()
-        self._bar, self._stage = None, ""
+        with self._lock:
+            bar = self._bars.get(stage)
+            if bar is None:
+                unit = "B" if stage in self.BYTES else "program" if stage == "compile" else "token"
+                bar = self._bars[stage] = tqdm(
+                    desc=stage, total=total, unit=unit, unit_scale=stage in self.BYTES, file=sys.stderr, leave=False
+                )
+            bar.total = total
+            bar.update(done - bar.n)
+            if done >= total:
+                self._bars.pop(stage).close()

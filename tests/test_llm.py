@@ -226,4 +226,6 @@ def test_narrow_dtypes_run(golden):
         llm = LLM(GOLDENS / "llama-default", dtype=dtype, max_context_tokens=64, max_sequences=1)
         difference = np.abs(llm.logits(prompt) - golden("llama-default").data["logits_33"])
         assert 0 < difference.max() < 0.2
-        assert len(llm.generate([prompt], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+        assert (
+            len(llm.generate([prompt], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+        )

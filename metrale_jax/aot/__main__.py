@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m metrale_jax.aot`: compile every step for every target with no device, and print a table.
 
-Exits 1 if a step does not compile or does not update its pool in place, 2 if it was asked for what it does not know.
+Run it with `JAX_PLATFORMS=cpu`, and for quiet `TPU_WORKER_HOSTNAMES=localhost`, as `make aot` does. Exits 1 if a step
+does not compile or does not update its pool in place, 2 if it was asked for what it does not know.
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,14 +21,6 @@ from metrale_jax.core.errors import MetraleError
 DEFAULT_TARGETS = ("h200", "v5e", "v6e", "v7x")
 # Chips that share a model whose weights leave no room on one: 16 GB of weights on v5e's 16 GB.
 SHARDED = {("v5e", "8b"): 4}
-# libtpu reads these when it is loaded: which hosts there are, that no metadata server tells, and that another process
-# may compile too.
-LIBTPU = {
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 HEADER = "target  model  step     chips  seconds  args GB  temp GB  alias GB  in place"
 
 
@@ -41,10 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="compiles at a time")
     parser.add_argument("--copies", action="store_true", help="print the largest copies of each step")
     options = parser.parse_args(arguments)
-    # Without this JAX would look for the devices of the plugins whose compilers it is to borrow.
-    jax.config.update("jax_platforms", "cpu")
-    for name, value in LIBTPU.items():
-        os.environ.setdefault(name, value)
     try:
         jobs = [
             Job(target_for(target), model_for(model), step, SHARDED.get((target, model), 1))

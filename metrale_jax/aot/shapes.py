@@ -22,7 +22,7 @@ from metrale_jax.sharding.rules import named_sharding
 from metrale_jax.state.paged import AXES as KV_AXES
 from metrale_jax.state.pool import Pool, abstract_pool
 
-# SmolLM2-135M but for its depth, of which four layers show all there is: odd head counts, a tied embedding.
+# SmolLM2-135M's odd widths and tied embedding; few layers and a small vocabulary, which add compile time and no shape.
 SMALL = MappingProxyType(
     {
         "architectures": ["LlamaForCausalLM"],
@@ -31,7 +31,7 @@ SMALL = MappingProxyType(
         "num_hidden_layers": 4,
         "num_attention_heads": 9,
         "num_key_value_heads": 3,
-        "vocab_size": 49152,
+        "vocab_size": 4096,
         "max_position_embeddings": 8192,
         "rope_theta": 100000.0,
         "rms_norm_eps": 1e-5,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines that steps are compiled for while none of them is attached.
 
-JAX asks the compilers of its GPU and TPU plugins for a topology's devices. No driver is touched. JAX's
-own platform must be the CPU, or it would first look for the devices themselves; `python -m metrale_jax.aot` sees to it.
+JAX asks the compilers of its GPU and TPU plugins for a topology's devices. No driver is touched. The process must
+run with `JAX_PLATFORMS=cpu` in its environment, or JAX would first look for the devices themselves.
 """
 
 import importlib.util
@@ -71,11 +71,14 @@ class Target:
                 f"target {self.name!r} needs the {self.platform} compiler, which is not installed; run "
                 "`pip install 'metrale-jax[aot]'`."
             )
-        if self.platform == "cuda":
-            return topologies.get_topology_desc(
-                platform="cuda", topology_name=self.topology, target_config=self.description, topology=self.topology
-            ).devices
-        return topologies.get_topology_desc(platform="tpu", topology_name=self.topology).devices
+        facts = {"target_config": self.description, "topology": self.topology} if self.description else {}
+        try:
+            return topologies.get_topology_desc(platform=self.platform, topology_name=self.topology, **facts).devices
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"target {self.name!r}: JAX did not register the {self.platform} compiler ({error}); run with "
+                "JAX_PLATFORMS=cpu in the environment."
+            ) from error
 
 
 TARGETS: Mapping[str, Target] = MappingProxyType(

@@ -37,10 +37,13 @@ class Lease:
         """Most blocks that any group lacks to hold `num_tokens`."""
         return max(0, ceil_div(num_tokens, self.block_size) - len(self.tables[0]))
 
-    def can_grow(self, num_tokens: int) -> bool:
-        """Whether `grow` to `num_tokens` would find its blocks, copies on write included."""
-        needed = self.missing(num_tokens) + 1
-        return all(allocator.num_free >= needed for allocator in self.allocators)
+    def can_grow(self, num_tokens: int, written: int) -> bool:
+        """Whether `grow` with these arguments would find its blocks, copies on write included; exact."""
+        missing = self.missing(num_tokens)
+        return all(
+            allocator.num_free >= missing + len(self._shared(allocator, table, written))
+            for allocator, table in zip(self.allocators, self.tables, strict=True)
+        )
 
     def grow(self, num_tokens: int, written: int) -> list[BlockCopy]:
         """Room for `num_tokens`, and the copies that make every block from token `written` on this lease's own."""
@@ -48,14 +51,17 @@ class Lease:
         copies = []
         missing = self.missing(num_tokens)
         for group, (allocator, table) in enumerate(zip(self.allocators, self.tables, strict=True)):
-            for index in range(written // self.block_size, len(table)):
-                if table[index] and allocator.shared(table[index]):
-                    own = allocator.allocate(1)[0]
-                    copies.append(BlockCopy(group, table[index], own))
-                    allocator.release([table[index]])
-                    table[index] = own
+            for index in self._shared(allocator, table, written):
+                own = allocator.allocate(1)[0]
+                copies.append(BlockCopy(group, table[index], own))
+                allocator.release([table[index]])
+                table[index] = own
             table.extend(allocator.allocate(missing))
         return copies
+
+    def _shared(self, allocator: BlockAllocator, table: list[int], written: int) -> list[int]:
+        later = range(written // self.block_size, len(table))
+        return [index for index in later if table[index] and allocator.shared(table[index])]
 
     def drop_behind_windows(self, seq_len: int) -> bool:
         """Gives back blocks that no later token can see; whether any were."""

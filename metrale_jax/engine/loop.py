@@ -121,7 +121,8 @@ class Engine:
                 assert allocator.num_free == allocator.num_usable, "an idle engine holds blocks"
 
     def _view(self) -> View:
-        holding = sum(request.lease is not None for request in self.waiting)
+        front = list(itertools.islice(self.waiting, self.config.prefill_rows))
+        holding = sum(request.lease is not None for request in front)
         return View(
             waiting=[
                 Waiting(
@@ -130,7 +131,7 @@ class Engine:
                     ceil_div(request.num_tokens + 1, self.config.block_size),
                     request.lease is not None,
                 )
-                for request in itertools.islice(self.waiting, self.config.prefill_rows)
+                for request in front
             ],
             running=[request.request_id for request in self.running],
             free_rows=self.config.max_sequences - len(self.running) - holding,
@@ -188,12 +189,12 @@ class Engine:
     def _settle_rows(self) -> None:
         """Rows without the requests that want no more, with those that join; rebuilt from the host's own knowledge
         when a request joins or half of the rows stand empty, which needs every token read first."""
-        leaving = [row for row in self.rows if row is not None and (not row.wants_more or self._outgrown(row))]
+        leaving = [row for row in self.running if not row.wants_more or self._outgrown(row)]
         kept = len(self.running) - len(leaving)
         if leaving or self.joining or (kept and self.shapes.decode_rows(kept) < len(self.rows)):
             self._read_all()
         for row in leaving:
-            if not row.finished:
+            if row.lease is not None:
                 self._requeue(row)
         if self.joining or (self.running and self.shapes.decode_rows(len(self.running)) < len(self.rows)):
             members = self.running
@@ -208,20 +209,23 @@ class Engine:
     def _make_room(self, active: list[Request]) -> bool:
         """Blocks for one more token of each row, or false after giving back the newest request's."""
         copies: list[BlockCopy] = []
+        fits = True
         for request in active:
-            if not request.lease.can_grow(request.seq_len + 1):
-                self._read_all()
-                held = [row for row in self.running if row.lease is not None]
-                if held and len(held) > 1:
-                    self._requeue(max(held, key=lambda row: row.request_id))
-                return False
+            fits = request.lease.can_grow(request.seq_len + 1, request.seq_len)
+            if not fits:
+                break
             if request.lease.missing(request.seq_len + 1):
                 self._stale = True
                 request.lease.drop_behind_windows(request.seq_len)
             copies += request.lease.grow(request.seq_len + 1, request.seq_len)
         if copies:
             self._copy(copies)
-        return True
+        if not fits:
+            self._read_all()
+            # What is read may have ended some. A lone one lacks what a half-filled prompt holds, which goes on next.
+            if len(self.running) > 1:
+                self._requeue(max(self.running, key=lambda row: row.request_id))
+        return fits
 
     def _copy(self, copies: list[BlockCopy]) -> None:
         groups = range(len(self.allocators))
@@ -235,26 +239,29 @@ class Engine:
     def _run(self, name: str, requests: list[Request], state, *arguments) -> StepOutput | None:
         """The output of a step, or None after failing its requests because the device could not run it."""
         wanted = max((r.params.logprobs if r.params.logprobs is not None else -1 for r in requests), default=-1)
-        num_logprobs = 0 if wanted < 0 else 1 if wanted <= 1 else MAX_LOGPROBS
+        most = min(MAX_LOGPROBS, self.model.config.vocab_size)
+        num_logprobs = 0 if wanted < 0 else 1 if wanted <= 1 else most
         try:
             self.pool, state, out = self.steps.run(
                 name, self.params, self.pool, state, *arguments, num_logprobs=num_logprobs
             )
         except jax.errors.JaxRuntimeError as error:
-            self._recover(requests, error)
+            lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.pool))
+            self._recover(requests, error, pool_lost=lost)
             return None
         if name == "decode":
             self._state = state
         return out
 
-    def _recover(self, requests: list[Request], error: Exception) -> None:
+    def _recover(self, requests: Sequence[Request], error: Exception, pool_lost: bool) -> None:
         for request in requests:
             self._fail(request, RequestError(f"{request.request_id}: the device could not run the step ({error})."))
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.pool)):
-            # The step took the pool with it: what others had there is recomputed.
+        if pool_lost:
+            # What others had in it is recomputed; tokens that nobody has read are drawn again.
             self.unread.clear()
             self.pool = self._fresh_pool()
-            for request in [*self.running, *(r for r in self.waiting if r.lease is not None)]:
+            others = [*self.running, *(r for r in self.waiting if r.lease is not None)]
+            for request in sorted(others, key=lambda r: r.request_id, reverse=True):
                 request.in_flight = 0
                 self._requeue(request)
 
@@ -266,15 +273,22 @@ class Engine:
         launched = self.unread.popleft()
         if not launched.rows:
             return
-        for request, reason, error in read_tokens(launched.out, launched.rows, self.clock()):
+        try:
+            read = list(read_tokens(launched.out, launched.rows, self.clock()))
+        except jax.errors.JaxRuntimeError as error:
+            # A step that failed after its dispatch left nothing sound in the pool it returned.
+            self._recover([request for _, request in launched.rows], error, pool_lost=True)
+            return
+        for request, reason, error in read:
             if error is not None:
                 self._fail(request, error)
             elif reason:
                 self._finish(request, reason)
 
     def _fail(self, request: Request, error: MetraleError) -> None:
-        request.error = error
-        self._finish(request, "error")
+        if not request.finished:
+            request.error = error
+            self._finish(request, "error")
 
     def _finish(self, request: Request, reason: str) -> None:
         if request.finished:
@@ -284,14 +298,17 @@ class Engine:
         self._withdraw(request)
 
     def _requeue(self, request: Request) -> None:
-        """Back to the head of the queue; its past is recomputed, under its new length where that matters."""
+        """Back to the head of the queue; its past is recomputed, under its new length where that matters.
+
+        A half-filled prompt stays before it: behind one that cannot enter it would hold its blocks for good.
+        """
         if self._outgrown(request):
             request.known_len = request.num_tokens
         else:
             request.num_preemptions += 1
         self._withdraw(request)
         request.seq_len = 0
-        self.waiting.appendleft(request)
+        self.waiting.insert(sum(other.lease is not None for other in self.waiting), request)
 
     def _withdraw(self, request: Request) -> None:
         if request.lease is not None:

@@ -9,6 +9,8 @@ from metrale_jax.core.errors import RequestError
 # Below this a temperature's only effect would be overflow: it means greedy.
 GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 20
+# Beyond this every token is as likely as any other in float32.
+MAX_TEMPERATURE = 1e6
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,17 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        _number("temperature", self.temperature, 0, math.inf, "use 0 for greedy or a value around 0.7")
+        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        _number("temperature", self.temperature, 0, MAX_TEMPERATURE, "use 0 for greedy or a value around 0.7")
         _number("top_p", self.top_p, 0, 1, "use a value above 0 and up to 1; 1 is off", open_low=True)
         _number("min_p", self.min_p, 0, 1, "use a value from 0 to 1; 0 is off")
         _integer("top_k", self.top_k, -1, None, "use 0 for off or a count")
         _integer("n", self.n, 1, None, "ask for at least one answer")
-        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, "use a count between 0 and max_tokens")
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, None, "ask for at least one token")
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, "use a count between 0 and max_tokens")
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**64 - 1, "use a seed from 0 to 2**64 - 1")
         if self.logprobs is not None:
@@ -70,6 +72,12 @@ def seed_bits(seed: int, sample: int) -> int:
     """The 32 bits that drive answer number `sample` of a request; answer 0 of a small seed is the seed itself."""
     folded = (seed ^ (seed >> 32) * 0x9E3779B1) & 0xFFFFFFFF
     return (folded + sample * 0x85EBCA6B) & 0xFFFFFFFF
+
+
+def _listed(name, value):
+    if value is not None and not isinstance(value, list | tuple):
+        raise RequestError(f"{name}={value!r} is not a list; give a list, or leave it out.")
+    return tuple(value or ())
 
 
 def _number(name, value, low, high, remedy, open_low=False):

@@ -28,7 +28,9 @@ def filter_bound(
     k_bound = _bound(keys, ones, wanted)
     mass = jnp.exp(tiles - highest[:, None, None])
     kept = _total(jnp.where(keys >= k_bound[:, None, None], mass, 0))
-    p_bound = jnp.where(top_p < 1, _bound(keys, mass, top_p * kept), k_bound)
+    # A share that rounds to nothing would be reached by no token at all.
+    share = jnp.maximum(top_p * kept, jnp.finfo(jnp.float32).tiny)
+    p_bound = jnp.where(top_p < 1, _bound(keys, mass, share), k_bound)
     bound = _from_ordered(jnp.maximum(k_bound, p_bound))
     # The likeliest token always survives: p * kept may round above the whole mass, or min_p above 1.
     return jnp.minimum(jnp.maximum(bound, highest + jnp.log(min_p)), highest)

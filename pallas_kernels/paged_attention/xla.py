@@ -16,6 +16,8 @@ from pallas_kernels.shapes import ceil_div
 TILE_TOKENS = 2048
 # Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
 PIECE = 64
+# Queries a sequence, over all heads, up to which heads are spread over a block-diagonal matrix (see `_TileReader`).
+SPREAD_QUERIES = 16
 MASKED = -1e30
 
 
@@ -39,9 +41,11 @@ def attend(
         total, weighted = _first(tile(grouped, 0))
     else:
         total, weighted = _walk(tile, grouped, v_pool.shape[-1])
-    out = weighted / jnp.where(total == 0, 1, total)[..., None]
-    out = out.reshape(num_sequences, num_kv_heads, -1, query_len, v_pool.shape[-1]).transpose(0, 3, 1, 2, 4)
-    return out.reshape(num_sequences, query_len, num_heads, -1).astype(q.dtype)
+    out = (weighted / total[..., None]).reshape(num_sequences, num_kv_heads, -1, query_len, v_pool.shape[-1])
+    out = out.transpose(0, 3, 1, 2, 4).reshape(num_sequences, query_len, num_heads, -1)
+    # A used query sees at least its own key; an unused one may have seen anything, its row alone.
+    used = jnp.arange(query_len, dtype=jnp.int32) < rows.query_lens[:, None]
+    return jnp.where(used[..., None, None], out, 0).astype(q.dtype)
 
 
 def attend_ragged(
@@ -117,7 +121,12 @@ def _walk(tile, grouped, v_dim):
 
 
 class _TileReader:
-    """Unnormalised attention over one tile of the past: `(grouped [S,K,M,H], index) -> highest, total, weighted`."""
+    """Unnormalised attention over one tile of the past: `(grouped [S,K,M,H], index) -> highest, total, weighted`.
+
+    Few queries are multiplied as one `[K M, K H]` matrix a sequence, zero off the diagonal of kv heads: the pool's rows
+    `[K H]` are then used as they lie, where a product for each head would first transpose all the keys and values. The
+    wasted products cost less than that as long as reading the past is what takes the time.
+    """
 
     def __init__(self, k_pool, v_pool, layer, rows, params, tile_blocks):
         self.k_pool, self.v_pool, self.layer, self.rows, self.params = k_pool, v_pool, layer, rows, params
@@ -128,38 +137,66 @@ class _TileReader:
         self.tables = jnp.pad(rows.block_tables, ((0, 0), (0, pad)))
 
     def _read(self, pool, block_ids):
+        # No reshape of the pool: XLA's CPU compiler answers one beside a while loop with copies of the pool.
         blocks = pool.at[self.layer, block_ids].get(mode="promise_in_bounds")
-        return blocks.reshape(block_ids.shape[0], -1, *pool.shape[3:]).astype(jnp.float32).swapaxes(1, 2)
+        rows = blocks.reshape(block_ids.shape[0], -1, *pool.shape[3:])
+        return rows.astype(jnp.float32)
 
     def _visible(self, index, query_len):
         rows, window = self.rows, self.params.window
         key = index * self.tile_tokens + jnp.arange(self.tile_tokens, dtype=jnp.int32)
         first = rows.kv_lens - rows.query_lens
         query = first[:, None] + jnp.arange(query_len, dtype=jnp.int32)
-        seen = (key <= query[..., None]) & (key < rows.kv_lens[:, None, None])
+        seen = key <= query[..., None]
         needed = key < rows.kv_lens[:, None]
         if window:
             seen &= key > query[..., None] - window
             # Blocks that every window has passed may have been given away.
             needed &= key > first[:, None] - window
-        used = jnp.arange(query_len, dtype=jnp.int32) < rows.query_lens[:, None]
-        return seen & used[..., None], needed
+        return seen, needed
 
     def __call__(self, grouped, index):
-        block_ids = jax.lax.dynamic_slice_in_dim(self.tables, index * self.tile_blocks, self.tile_blocks, axis=1)
+        block_ids = self.tables
+        if self.tile_blocks < block_ids.shape[1]:
+            block_ids = jax.lax.dynamic_slice_in_dim(block_ids, index * self.tile_blocks, self.tile_blocks, axis=1)
         keys, values = self._read(self.k_pool, block_ids), self._read(self.v_pool, block_ids)
         query_len = self.rows.max_query_len
-        visible, needed = self._visible(index, query_len)
-        logits = jnp.einsum("skmh,skth->skmt", grouped, keys)
+        seen, needed = self._visible(index, query_len)
+        # Unwritten memory may hold NaN: it is replaced, since 0 * NaN would pass it on.
+        values = jnp.where(needed[..., None, None], values, 0)
+        num_kv_heads, per_head = grouped.shape[1:3]
+        logits_of, weighted_of = (_spread_logits, _spread_weighted)
+        if num_kv_heads * per_head > SPREAD_QUERIES:
+            logits_of, weighted_of = (_head_logits, _head_weighted)
+        logits = logits_of(grouped, keys)
         if self.params.softcap:
             logits = self.params.softcap * jnp.tanh(logits / self.params.softcap)
-        group = grouped.shape[2] // query_len
-        logits = logits.reshape(*logits.shape[:2], group, query_len, -1)
-        # Unwritten memory may hold NaN: it is replaced, since 0 * NaN would pass it on.
-        logits = jnp.where(visible[:, None, None], logits, MASKED)
+        split = logits.reshape(*logits.shape[:2], per_head // query_len, query_len, -1)
+        logits = jnp.where(seen[:, None, None], split, MASKED).reshape(logits.shape)
         highest = jnp.max(logits, axis=-1)
-        weights = jnp.where(visible[:, None, None], jnp.exp(logits - highest[..., None]), 0)
-        values = jnp.where(needed[:, None, :, None], values, 0)
-        flat = (*grouped.shape[:3],)
-        weighted = jnp.einsum("skmt,skth->skmh", weights.reshape(*flat, -1), values)
-        return highest.reshape(flat), jnp.sum(weights, axis=-1).reshape(flat), weighted
+        weights = jnp.exp(logits - highest[..., None])
+        return highest, jnp.sum(weights, axis=-1), weighted_of(weights, values)
+
+
+def _head_logits(grouped, keys):
+    return jnp.einsum("skmh,skth->skmt", grouped, keys.swapaxes(1, 2))
+
+
+def _head_weighted(weights, values):
+    return jnp.einsum("skmt,skth->skmh", weights, values.swapaxes(1, 2))
+
+
+def _spread_logits(grouped, keys):
+    num_sequences, num_kv_heads, per_head, width = grouped.shape
+    diagonal = jnp.eye(num_kv_heads, dtype=grouped.dtype)[:, None, :, None]
+    spread = (grouped[:, :, :, None] * diagonal).reshape(num_sequences, -1, num_kv_heads * width)
+    logits = jnp.einsum("snc,stc->snt", spread, keys.reshape(num_sequences, -1, num_kv_heads * width))
+    return logits.reshape(num_sequences, num_kv_heads, per_head, -1)
+
+
+def _spread_weighted(weights, values):
+    num_sequences, num_kv_heads, per_head, _ = weights.shape
+    flat = weights.reshape(num_sequences, num_kv_heads * per_head, -1)
+    mixed = jnp.einsum("snt,stc->snc", flat, values.reshape(num_sequences, flat.shape[-1], -1))
+    mixed = mixed.reshape(num_sequences, num_kv_heads, per_head, num_kv_heads, -1)
+    return jnp.stack([mixed[:, head, :, head] for head in range(num_kv_heads)], axis=1)

@@ -66,7 +66,9 @@ class Problem:
         return whole(q, self.k, self.v, rows)
 
     def expected(self):
-        return reference(*(np.asarray(x, np.float32) for x in (self.q, self.k, self.v)), LAYER, self.uniform(), self.params)
+        return reference(
+            *(np.asarray(x, np.float32) for x in (self.q, self.k, self.v)), LAYER, self.uniform(), self.params
+        )
 
     def assert_decode_is_right(self):
         out = self.run(decode_attention, self.q, self.uniform())
@@ -94,16 +96,24 @@ def close(out, expected, dtype):
     assert not out[unused].any(), "rows that hold no query are exactly zero"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equal_rows_agree_with_the_reference(case, dtype):
-    Problem(case, dtype).assert_decode_is_right()
+def test_equal_rows_agree_with_the_reference(case):
+    Problem(case, "float32").assert_decode_is_right()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_ragged_chunks_agree_with_the_reference(case, dtype):
-    Problem(case, dtype).assert_ragged_is_right(num_padding=5)
+def test_ragged_chunks_agree_with_the_reference(case):
+    Problem(case, "float32").assert_ragged_is_right(num_padding=5)
+
+
+# Each compiles a program: the entry point that a case is named after is enough.
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_in_bfloat16_too(case):
+    problem = Problem(case, "bfloat16")
+    if case.name.startswith("prefill"):
+        problem.assert_ragged_is_right(num_padding=5)
+    else:
+        problem.assert_decode_is_right()
 
 
 ROW = st.tuples(st.integers(0, 9), st.integers(0, 70))
@@ -116,7 +126,7 @@ SIZES = {
 }
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     rows=st.lists(ROW, min_size=1, max_size=4).filter(lambda rows: any(query for query, _ in rows)),
     heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines over the stored checkpoints, all of the same few shapes, and what each request gives alone."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metrale_jax.engine.blocks import BlockAllocator
+from metrale_jax.engine.buckets import ShapePlan, make_shape_plan
+from metrale_jax.engine.loop import Engine
+from metrale_jax.engine.request import Request
+from metrale_jax.engine.settings import EngineConfig, blocks_for
+from metrale_jax.generate import generate_tokens
+from metrale_jax.sampling.params import SamplingParams
+
+CONFIG = EngineConfig(
+    max_sequences=8, max_context_tokens=64, block_size=8, kv_cache_bytes=1 << 30, prefill_tokens=64, prefill_rows=4
+)
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a test submits."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams = GREEDY
+    seed: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WideShapes(ShapePlan):
+    """Every step of the largest size, whatever its budget: two programs serve a whole model."""
+
+    def decode_rows(self, count: int) -> int:
+        return self.max_sequences
+
+    def prefill_shape(self, num_tokens: int, count: int) -> tuple[int, int]:
+        return CONFIG.prefill_tokens, self.prefill_rows
+
+
+class PaddedSteps:
+    """Steps for `generate_tokens` that pad its arrays to an engine's shapes, so that it compiles nothing of its own."""
+
+    def __init__(self, steps, shapes: ShapePlan):
+        self.model, self._steps, self._shapes = steps.model, steps, shapes
+
+    def run(self, name, params, pool, state, *chunk):
+        if chunk:
+            tokens, lengths = chunk
+            size, num_rows = self._shapes.prefill_shape(len(tokens), 1)
+            chunk = np.pad(tokens, (0, size - len(tokens))), np.pad(lengths, (0, num_rows - 1))
+        else:
+            num_rows = self._shapes.decode_rows(1)
+        state = jax.tree.map(np.asarray, state)
+        tables = tuple(widened(table, self._shapes.table_width, 0) for table in state.block_tables)
+        stops = widened(state.sampling.stop_ids, self._shapes.stop_ids, self.model.config.vocab_size)
+        state = state.replace(block_tables=tables, sampling=state.sampling.replace(stop_ids=stops))
+        state = jax.tree.map(lambda x: np.pad(x, [(0, num_rows - 1)] + [(0, 0)] * (x.ndim - 1)), state)
+        pool, state, out = self._steps.run(name, params, pool, state, *chunk, num_logprobs=0)
+        return pool, jax.tree.map(lambda x: np.asarray(x)[:1], state), out
+
+
+def widened(table, width, value):
+    return np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=value)
+
+
+class Kit:
+    """One checkpoint: engines over it, and `solo`, what `generate_tokens` gives for a job."""
+
+    def __init__(self, golden, wide: bool):
+        self.golden, self.params, self.wide = golden, golden.params, wide
+        self.num_blocks = blocks_for(golden.layout, CONFIG)
+        self._solo: dict[Job, list[int]] = {}
+
+    def fill(self, spec):
+        """Unwritten memory is NaN, and every pool is of the size that the programs were compiled for."""
+        return jnp.full((spec.shape[0], self.num_blocks, *spec.shape[2:]), jnp.nan, spec.dtype)
+
+    def engine(self, prefill_tokens: int = 64, usable_blocks: int | None = None, params=None) -> Engine:
+        """A fresh engine that uses `usable_blocks` of its pool."""
+        config = replace(CONFIG, prefill_tokens=prefill_tokens)
+        engine = Engine(self.golden.steps.model, params or self.params, config, self.golden.steps, fill=self.fill)
+        if self.wide:
+            engine.shapes = WideShapes(**vars(engine.shapes))
+        if usable_blocks is not None:
+            engine.allocators = tuple(BlockAllocator(usable_blocks + 1) for _ in engine.allocators)
+            engine.limits = replace(engine.limits, usable_blocks=usable_blocks)
+        return engine
+
+    def solo(self, job: Job) -> list[int]:
+        """The answer to `job` alone."""
+        if job not in self._solo:
+            shapes = make_shape_plan(CONFIG, 1)
+            steps = PaddedSteps(self.golden.steps, WideShapes(**vars(shapes)) if self.wide else shapes)
+            stop_ids = () if job.params.ignore_eos else job.eos_token_ids
+            stop_ids = tuple(dict.fromkeys([*stop_ids, *job.params.stop_token_ids]))
+            room = CONFIG.max_context_tokens - len(job.prompt)
+            params = replace(job.params, max_tokens=min(job.params.max_tokens or room, room))
+            self._solo[job] = generate_tokens(
+                steps, self.params, job.prompt, params, job.seed, stop_ids, fill=self.fill
+            )
+        return self._solo[job]
+
+    @staticmethod
+    def job(prompt, params: SamplingParams = GREEDY, seed: int = 0, eos_token_ids: tuple[int, ...] = ()) -> Job:
+        """What a test submits."""
+        return Job(tuple(int(token) for token in prompt), params, seed, eos_token_ids)
+
+    @staticmethod
+    def submit(engine: Engine, job: Job) -> Request:
+        """The request for `job`, queued."""
+        return engine.submit(job.prompt, job.params, job.seed, job.eos_token_ids)
+
+    @staticmethod
+    def finish(engine: Engine, most_steps: int = 3000) -> None:
+        """Runs until no work is left, then asserts that nothing is held."""
+        for _ in range(most_steps):
+            if not engine.step():
+                break
+        else:
+            raise AssertionError(f"work is left after {most_steps} steps")
+        engine.check()
+        assert all(allocator.num_free == allocator.num_usable for allocator in engine.allocators)
+
+
+@pytest.fixture(scope="session")
+def kit(golden):
+    """`kit(name)`: engines and solo answers of a checkpoint; `wide` pads all steps to their most rows."""
+    made = {}
+
+    def make(name: str, wide: bool = True) -> Kit:
+        if (name, wide) not in made:
+            made[name, wide] = Kit(golden(name, CONFIG.block_size), wide)
+        return made[name, wide]
+
+    return make

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every size that a load can bring falls in a known shape."""
+
+import pytest
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.buckets import make_shape_plan
+from metrale_jax.engine.settings import EngineConfig, blocks_for, within_pool
+from metrale_jax.engine.warmup import all_shapes, first_shapes
+from metrale_jax.state.paged import PagedKvSpec
+from metrale_jax.state.pool import make_layout
+
+CONFIGS = [
+    EngineConfig(),
+    EngineConfig(max_sequences=1, prefill_tokens=1),
+    EngineConfig(max_sequences=6, prefill_tokens=100, prefill_rows=4),
+    EngineConfig(max_sequences=33, prefill_tokens=2048, prefill_rows=1),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_size_fits_its_shape_and_every_shape_is_announced(config):
+    shapes = make_shape_plan(config, 2)
+    announced = set(all_shapes(shapes))
+    for count in range(1, config.max_sequences + 1):
+        rows = shapes.decode_rows(count)
+        assert count <= rows <= config.max_sequences
+        assert ("decode", (rows,)) in announced
+    for num_tokens in range(1, config.prefill_tokens + 1):
+        for count in range(1, min(config.prefill_rows, config.max_sequences) + 1):
+            tokens, rows = shapes.prefill_shape(num_tokens, count)
+            assert num_tokens <= tokens <= config.prefill_tokens and count <= rows
+            assert ("prefill", (tokens, rows)) in announced
+    assert set(first_shapes(config, 2)) <= announced
+    assert len(announced) < 30, "few enough to compile them all"
+
+
+def test_what_does_not_fit_is_our_own_mistake():
+    shapes = make_shape_plan(EngineConfig(max_sequences=4, prefill_tokens=64), 1)
+    with pytest.raises(AssertionError):
+        shapes.decode_rows(5)
+    with pytest.raises(AssertionError):
+        shapes.prefill_shape(65, 1)
+
+
+def test_tables_are_wide_enough_for_the_whole_context():
+    shapes = make_shape_plan(EngineConfig(max_context_tokens=33, block_size=16), 1)
+    assert shapes.table_width == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_sequences", 0), ("prefill_tokens", 1.5), ("kv_cache_bytes", True), ("block_size", 24)]
+)
+def test_a_limit_out_of_range_is_refused_by_name_and_value(field, value):
+    with pytest.raises(ConfigError, match=f"{field}={value}"):
+        EngineConfig(**{field: value})
+
+
+LAYOUT = make_layout((PagedKvSpec(2, 8, 8, 0, "float32"), PagedKvSpec(2, 8, 8, 20, "float32")), 16)
+
+
+def test_the_pool_is_what_its_bytes_pay_for_and_no_more_than_rows_can_use():
+    assert LAYOUT.bytes_per_block(0) + LAYOUT.bytes_per_block(1) == 4096
+    assert blocks_for(LAYOUT, EngineConfig(kv_cache_bytes=10 * 4096 + 7)) == 10
+    assert blocks_for(LAYOUT, EngineConfig(max_sequences=2, max_context_tokens=32)) == 2 * 3 + 1
+
+
+def test_a_pool_of_nothing_is_refused_with_the_least_that_would_do():
+    with pytest.raises(ConfigError, match="give 12288 or more"):
+        blocks_for(LAYOUT, EngineConfig(kv_cache_bytes=12287))
+
+
+def test_the_context_shrinks_to_what_the_pool_holds():
+    config = within_pool(LAYOUT, EngineConfig(kv_cache_bytes=10 * 4096, max_context_tokens=1000))
+    assert config.max_context_tokens == 8 * 16
+    roomy = EngineConfig(max_context_tokens=64)
+    assert within_pool(LAYOUT, roomy) == roomy

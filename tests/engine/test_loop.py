@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request gives one answer: whatever the batch, the chunks and the memory, the engine gives the solo tokens."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from metrale_jax.core.errors import RequestError
+from metrale_jax.engine.warmup import all_shapes, compile_shapes
+from metrale_jax.sampling.params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=12)
+# Rows of the batch come and go: prompts of less than a block, of many chunks, and up to the switch of LongRoPE at 32.
+LENGTHS = (27, 3, 45, 1, 16, 31, 8, 32, 20)
+# True: every step at its most rows. False: all the shapes of production.
+MODELS = {
+    "llama-default": False,
+    "gemma2": True,
+    "qwen3": True,
+    "phi3-longrope": True,
+    "llama-longrope": True,
+    "mistral-window": True,
+}
+
+
+def crowd(kit, params, lengths=LENGTHS):
+    rng = np.random.default_rng(sum(lengths))
+    return [
+        kit.job(rng.integers(3, kit.golden.config.vocab_size, length), params, seed=1000 + index)
+        for index, length in enumerate(lengths)
+    ]
+
+
+def assert_solo(kit, jobs, requests):
+    for job, request in zip(jobs, requests, strict=True):
+        assert request.output == kit.solo(job), f"request of {len(job.prompt)} tokens"
+        assert not request.in_flight and request.lease is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_solo_answers_are_the_stored_ones(kit, name):
+    kit = kit(name, MODELS[name])
+    for length in (1, 7, 33):
+        job = kit.job(kit.golden.prompt[:length], SamplingParams(temperature=0, max_tokens=20))
+        assert kit.solo(job) == kit.golden.data[f"greedy_{length}"].tolist()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_request_gives_its_solo_answer(kit, name, params):
+    kit = kit(name, MODELS[name])
+    jobs = crowd(kit, params)
+    preempted = {}
+    for prefill_tokens, usable_blocks, count in itertools.product((16, 64), (None, 11), (1, len(jobs))):
+        engine = kit.engine(prefill_tokens, usable_blocks)
+        requests = [kit.submit(engine, job) for job in jobs[:count]]
+        kit.finish(engine)
+        assert_solo(kit, jobs[:count], requests)
+        assert {request.finish_reason for request in requests} == {"length"}
+        preempted[usable_blocks, count] = sum(request.num_preemptions for request in requests)
+    assert preempted[11, len(jobs)] > 0, "so few blocks that requests were thrown out"
+    assert preempted[None, len(jobs)] == 0
+    assert preempted[11, 1] == 0
+
+
+@pytest.mark.parametrize("length", [29, 30, 31, 32, 33])
+def test_a_request_that_grows_past_the_length_of_its_rope_is_computed_again(kit, length):
+    kit = kit("phi3-longrope")
+    jobs = crowd(kit, GREEDY, (length, 5))
+    for usable_blocks in (None, 9):
+        engine = kit.engine(16, usable_blocks)
+        requests = [kit.submit(engine, job) for job in jobs]
+        kit.finish(engine)
+        assert_solo(kit, jobs, requests)
+        assert not usable_blocks or requests[0].num_preemptions == 0, "a change of frequencies is no preemption"
+
+
+def test_a_half_filled_prompt_goes_on_though_another_is_thrown_out(kit):
+    kit = kit("llama-default", False)
+    # One step takes two whole prompts and the start of a third, and no block is left for the decode after next.
+    jobs = crowd(kit, GREEDY, (7, 7)) + crowd(kit, SamplingParams(temperature=0, max_tokens=8), (55,))
+    engine = kit.engine(16, 9)
+    requests = [kit.submit(engine, job) for job in jobs]
+    kit.finish(engine, most_steps=200)
+    assert requests[1].num_preemptions > 0
+    assert_solo(kit, jobs, requests)
+
+
+def test_requests_that_arrive_while_others_run_give_their_solo_answers(kit):
+    kit = kit("llama-default", False)
+    jobs = crowd(kit, SAMPLED)
+    engine = kit.engine(16)
+    requests = []
+    for index, job in enumerate(jobs):
+        requests.append(kit.submit(engine, job))
+        for _ in range(index % 4):
+            engine.step()
+    kit.finish(engine)
+    assert_solo(kit, jobs, requests)
+
+
+def test_a_stop_id_ends_the_answer_and_is_its_last_token(kit):
+    kit = kit("llama-default", False)
+    free = kit.solo(kit.job(kit.golden.prompt[:7]))
+    stop = free[5]
+    first = free.index(stop)
+    by_eos = kit.job(kit.golden.prompt[:7], eos_token_ids=(stop,))
+    by_id = kit.job(kit.golden.prompt[:7], SamplingParams(temperature=0, max_tokens=12, stop_token_ids=[stop]))
+    engine = kit.engine()
+    requests = [kit.submit(engine, job) for job in (by_eos, by_id)]
+    kit.finish(engine)
+    for request in requests:
+        assert request.output == free[: first + 1]
+        assert request.finish_reason == "stop"
+    assert_solo(kit, (by_eos, by_id), requests)
+
+
+def test_ignoring_eos_runs_on_and_leaves_own_stop_ids_in_force(kit):
+    kit = kit("llama-default", False)
+    free = kit.solo(kit.job(kit.golden.prompt[:7]))
+    ignoring = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    job = kit.job(kit.golden.prompt[:7], ignoring, eos_token_ids=(free[2],))
+    both = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[free[4]])
+    engine = kit.engine()
+    request = kit.submit(engine, job)
+    stopped = kit.submit(engine, kit.job(kit.golden.prompt[:7], both, eos_token_ids=(free[2],)))
+    kit.finish(engine)
+    assert request.output == free and request.finish_reason == "length"
+    assert stopped.output == free[: free.index(free[4]) + 1] and stopped.finish_reason == "stop"
+
+
+def test_no_stop_id_is_drawn_before_min_tokens(kit):
+    kit = kit("llama-default", False)
+    free = kit.solo(kit.job(kit.golden.prompt[:7]))
+    at = next(index for index in range(3, 12) if free[index] not in free[:index])
+
+    def job(min_tokens):
+        params = SamplingParams(temperature=0, max_tokens=12, min_tokens=min_tokens)
+        return kit.job(kit.golden.prompt[:7], params, eos_token_ids=(free[at],))
+
+    jobs = [*crowd(kit, GREEDY, (14, 15)), job(at + 1), job(at)]
+    engine = kit.engine(64, 7)
+    requests = [kit.submit(engine, one) for one in jobs]
+    kit.finish(engine)
+    assert_solo(kit, jobs, requests)
+    assert requests[-1].num_preemptions > 0, "thrown out and run again"
+    assert requests[-1].output == free[: at + 1], "the stop may be drawn as soon as min_tokens stand"
+    assert requests[-2].output[:at] == free[:at]
+    assert requests[-2].output[at] != free[at]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_an_answer_has_max_tokens_tokens(kit, max_tokens):
+    kit = kit("llama-default", False)
+    jobs = crowd(kit, SamplingParams(temperature=0, max_tokens=max_tokens))
+    engine = kit.engine(16)
+    requests = [kit.submit(engine, job) for job in jobs]
+    kit.finish(engine)
+    assert_solo(kit, jobs, requests)
+    assert all(len(request.output) == max_tokens for request in requests)
+
+
+@pytest.mark.parametrize("name", ["llama-default", "gemma2"])
+def test_an_answer_may_fill_the_context_and_ends_there(kit, name):
+    kit = kit(name, MODELS[name])
+    jobs = [
+        kit.job(kit.golden.prompt[:63]),
+        kit.job(kit.golden.prompt[:33], SamplingParams(temperature=0, max_tokens=None)),
+    ]
+    engine = kit.engine(16, 9)
+    requests = [kit.submit(engine, job) for job in jobs]
+    kit.finish(engine)
+    assert [len(request.output) for request in requests] == [1, 31]
+    assert {request.finish_reason for request in requests} == {"length"}
+    assert_solo(kit, jobs, requests)
+
+
+def test_what_can_never_be_served_is_refused_with_its_numbers(kit):
+    kit = kit("llama-default", False)
+    engine = kit.engine(usable_blocks=5)
+    with pytest.raises(RequestError, match="30 and answer of 12 tokens need 7 KV blocks, the cache has 5"):
+        kit.submit(engine, kit.job(range(3, 33)))
+    with pytest.raises(RequestError, match="prompt of 64 tokens leaves no room in a context of 64"):
+        kit.submit(engine, kit.job(kit.golden.prompt[:64]))
+    with pytest.raises(RequestError, match="prompt of 0 tokens"):
+        kit.submit(engine, kit.job([]))
+    with pytest.raises(RequestError, match="token id 131 is outside the vocabulary of 131"):
+        kit.submit(engine, kit.job([131]))
+    with pytest.raises(RequestError, match="stop_token_ids=131"):
+        kit.submit(engine, kit.job([3], SamplingParams(stop_token_ids=[131])))
+    with pytest.raises(RequestError, match="9 stop ids with min_tokens are above the limit of 8"):
+        kit.submit(engine, kit.job([3], SamplingParams(stop_token_ids=list(range(9)), min_tokens=1)))
+    assert not engine.step()
+    job = kit.job(range(3, 22))
+    request = kit.submit(engine, job)
+    kit.finish(engine)
+    assert_solo(kit, [job], [request])
+
+
+def test_a_watch_ends_its_request_and_sees_each_token_once(kit):
+    kit = kit("llama-default", False)
+    free = kit.solo(kit.job(kit.golden.prompt[:7]))
+    seen = []
+
+    def watch(tokens):
+        seen.extend(tokens)
+        return len(seen) == 4
+
+    engine = kit.engine()
+    request = engine.submit(kit.golden.prompt[:7].tolist(), GREEDY, 0, (), watch)
+    kit.finish(engine)
+    assert seen == request.output == free[:4]
+    assert request.finish_reason == "stop"
+
+
+def test_log_probabilities_are_given_with_each_token_and_change_none(kit):
+    kit = kit("mistral-window")
+    job = kit.job(kit.golden.prompt[:7])
+    engine = kit.engine()
+    wanted = [SamplingParams(temperature=0, max_tokens=3, logprobs=count) for count in (2, 0)]
+    asking = [kit.submit(engine, kit.job(job.prompt, params)) for params in wanted]
+    others = crowd(kit, SAMPLED, (3, 16))
+    requests = [kit.submit(engine, other) for other in others]
+    kit.finish(engine)
+    assert_solo(kit, others, requests)
+    assert not requests[0].logprobs
+    logits = kit.golden.data["logits_7"][-1].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum())
+    best = np.argsort(-expected)[:2]
+    first = asking[0].logprobs[0]
+    assert [token for token, _ in first.top] == best.tolist()
+    np.testing.assert_allclose([value for _, value in first.top], expected[best], atol=1e-4)
+    for request in asking:
+        assert request.output == kit.solo(job)[:3]
+        assert [entry.token_id for entry in request.logprobs] == request.output
+    assert [entry.logprob for entry in asking[1].logprobs] == [entry.top[0][1] for entry in asking[0].logprobs]
+    assert not any(entry.top for entry in asking[1].logprobs)
+
+
+class Watched:
+    """`Steps` that notes the shape of each step it runs."""
+
+    def __init__(self, steps):
+        self.model, self._steps, self.seen = steps.model, steps, set()
+
+    def run(self, name, params, pool, state, *chunk, **static):
+        sizes = (len(chunk[0]), len(chunk[1])) if chunk else (len(state.seq_len),)
+        self.seen.add((name, sizes))
+        return self._steps.run(name, params, pool, state, *chunk, **static)
+
+
+def test_after_warm_up_no_load_compiles_anything(kit):
+    kit = kit("llama-default", False)
+    engine = kit.engine(16, 40)
+    steps, wanted = engine.steps, all_shapes(engine.shapes)
+    num_eos_ids = len(engine.model.config.eos_token_ids)
+    assert list(compile_shapes(steps, kit.params, engine.config, num_eos_ids, wanted)) == list(wanted)
+    num_compiles = steps.num_compiles
+    engine.steps = Watched(steps)
+    rng = np.random.default_rng(0)
+    for index in range(40):
+        prompt = rng.integers(3, 131, rng.integers(1, 50))
+        sampled = SamplingParams(
+            temperature=1.0, top_k=9, min_p=0.01, max_tokens=int(rng.integers(1, 14)), min_tokens=1
+        )
+        kit.submit(engine, kit.job(prompt, sampled if index % 2 else GREEDY, index, (2,)))
+        for _ in range(rng.integers(0, 9)):
+            engine.step()
+    kit.finish(engine)
+    assert steps.num_compiles == num_compiles
+    assert engine.steps.seen == set(wanted), "each shape was needed, and no other"

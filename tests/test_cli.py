@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, in processes of its own where exit codes matter."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from metrale_jax import cli
+from tests.conftest import GOLDENS
+
+
+def run(arguments, capsys, stdin="", monkeypatch=None):
+    if monkeypatch is not None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    status = cli.main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["generate", "--model", "no-such-model", "hello"], "no-such-model"),
+        (["generate", "--top-p", "0", "hello"], "top_p=0.0"),
+        (["generate", "--temperature", "nan", "hello"], "temperature=nan"),
+        (["generate", "--max-tokens", "0", "hello"], "max_tokens=0"),
+        (["generate", ""], "prompt of 0 characters"),
+        (["generate", "--model", str(GOLDENS / "llama-default"), "--no-compile-cache", "--raw", "hello"], "tokenizer"),
+        (
+            ["generate", "--model", str(GOLDENS / "llama-default"), "--compile-cache", "/dev/null/x", "hi"],
+            "compile cache",
+        ),
+        (["inspect", "--model", str(GOLDENS)], "config.json"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(arguments, words, capsys, monkeypatch):
+    status, out, err = run(arguments, capsys, "", monkeypatch)
+    assert status == 2
+    assert out == ""
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("metrale-jax: ") and words in lines[0]
+
+
+def test_the_installed_command_exits_2_too():
+    command = [sys.executable, "-m", "metrale_jax.cli", "generate", "--top-p", "2", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "top_p=2.0" in done.stderr
+
+
+def test_inspect_says_what_a_checkpoint_is_and_needs(capsys):
+    status, out, _ = run(["inspect", "--model", "smollm2-135m"], capsys)
+    assert status == 0
+    rows = dict(line.split(None, 1) for line in out.splitlines() if not line.startswith("memory"))
+    assert rows["family"] == "llama"
+    assert rows["parameters"] == "134,515,008"
+    assert "9 heads over 3, 64 wide" in rows["attention"]
+    assert "513.1 MiB weights + 45 KiB a token" in out
+
+
+@pytest.mark.slow
+def test_generate_streams_an_answer_and_its_speed(capsys, tmp_path):
+    options = ["--compile-cache", str(tmp_path), "--max-context-tokens", "256", "--max-tokens", "24"]
+    status, out, err = run(["generate", *options, "What is the capital of France?"], capsys)
+    assert status == 0
+    assert "Paris" in out
+    assert "tokens/s" in err and "prompt tokens" in err
+    assert any(tmp_path.iterdir()), "compiled programs were kept"
+
+
+@pytest.mark.slow
+def test_chat_keeps_the_conversation(capsys, monkeypatch, tmp_path):
+    options = ["--compile-cache", str(tmp_path), "--max-context-tokens", "512", "--max-tokens", "40", "--quiet"]
+    lines = "My name is Zanzibar. Remember it.\nWhat is my name?\n\n"
+    status, out, _ = run(["chat", *options], capsys, lines, monkeypatch)
+    assert status == 0
+    assert "Zanzibar" in out.splitlines()[-1] or "Zanzibar" in out
