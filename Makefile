@@ -20,10 +20,10 @@ demo: $(VENV)/.smollm2
 	$(VENV)/bin/metrale-jax generate --model smollm2-135m "$(PROMPT)"
 
 test: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3
-	$(VENV)/bin/python -m pytest -m "$(QUICK)"
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "$(QUICK)"
 
 test-all: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3
-	$(VENV)/bin/python -m pytest -m "not gpu and not tpu"
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not gpu and not tpu"
 
 # Every step compiled for an H200 and for TPU v5e, v6e and 7x; AOT="--models small" and the like narrow it down.
 aot: $(AOT_VENV)/.aot

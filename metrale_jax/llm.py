@@ -39,7 +39,7 @@ class LLMConfig:
     max_sequences: int = 32
     max_context_tokens: int | None = None
     block_size: int = 16
-    kv_cache_mib: int = 256
+    kv_cache_mib: int = 192
     prefill_tokens: int = 512
     compile_cache: str | Path | None = None
     cache_dir: str | Path | None = None
@@ -105,7 +105,7 @@ class LLM:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template
     ) -> GenerationResult:
-        """The assistant's answer to a conversation of dicts with `role` and `content`; `template` goes to the template."""
+        """The assistant's answer to a conversation: dicts with `role` and `content`. `template` is for the template."""
         return self.generate([self.chat_tokens(messages, **template)], params)[0]
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **template) -> list[int]:
@@ -152,13 +152,13 @@ class LLM:
         return within_pool(steps.model.layout, config)
 
     def _compile_first(self, steps: Steps, shapes) -> None:
-        plan_shapes = first_shapes(self._engine_config(steps), len(steps.model.config.eos_token_ids))
-        self._compile(steps, shapes, plan_shapes)
+        wanted = first_shapes(self._engine_config(steps), len(steps.model.config.eos_token_ids))
+        self._compile(steps, shapes, wanted)
 
     def _compile(self, steps: Steps, params, wanted) -> None:
         num_eos_ids = len(steps.model.config.eos_token_ids)
-        done = compile_shapes(steps, params, self._engine_config(steps), num_eos_ids, wanted)
-        for count, _ in enumerate(done, start=1):
+        compiled = compile_shapes(steps, params, self._engine_config(steps), num_eos_ids, wanted)
+        for count, _ in enumerate(compiled, start=1):
             self._progress("compile", count, len(wanted))
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:

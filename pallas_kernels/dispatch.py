@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
+
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -53,3 +55,14 @@ def choose(op: str, table: Sequence[Implementation], platform: str, impl: str = 
     raise DispatchError(
         f"{op} has no implementation for {platform} with {facts} ({'; '.join(reasons)}); try impl='xla'."
     )
+
+
+def by_platform(default: Callable, **special: Callable) -> Callable:
+    """`default`, or while lowering for a platform named in `special` that platform's form of the same function."""
+    unknown = sorted(set(special) - set(PLATFORMS))
+    assert not unknown, f"{unknown} are no platforms; known are {PLATFORMS}"
+
+    def call(*arguments):
+        return jax.lax.platform_dependent(*arguments, default=default, **special)
+
+    return call

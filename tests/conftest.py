@@ -3,8 +3,9 @@
 
 from pathlib import Path
 
-import tests.typecheck  # noqa: F401  (the hook below looks it up by attribute)
 from jaxtyping import install_import_hook
+
+import tests.typecheck  # noqa: F401  (the hook below looks it up by attribute)
 
 CHECKED = ["core", "state", "layers", "models", "steps", "sampling.transforms", "sampling.sample", "sampling.accept"]
 install_import_hook(["pallas_kernels", *(f"metrale_jax.{name}" for name in CHECKED)], "tests.typecheck.check")

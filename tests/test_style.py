@@ -50,7 +50,8 @@ EXCUSED_MODULES = {
     "metrale_jax/engine/loop.py": "one class that owns the pool and every transition of a request",
 }
 EXCUSED_FUNCTIONS: dict[str, str] = {}
-JIT_PLACES = {"metrale_jax/steps/build.py", "metrale_jax/checkpoint/place.py"}
+# `outline` makes functions inside a step; nothing is dispatched there.
+JIT_PLACES = {"metrale_jax/steps/build.py", "metrale_jax/checkpoint/place.py", "metrale_jax/models/outline.py"}
 # Where devices, the home directory and JAX's settings may be looked at.
 COMPOSITION_ROOT = {"metrale_jax/runtime.py", "metrale_jax/llm.py", "metrale_jax/cli.py"}
 

@@ -274,7 +274,7 @@ class Engine:
         if not launched.rows:
             return
         try:
-            read = list(read_tokens(launched.out, launched.rows, self.clock()))
+            read = list(read_tokens(launched.out, launched.rows, self.clock))
         except jax.errors.JaxRuntimeError as error:
             # A step that failed after its dispatch left nothing sound in the pool it returned.
             self._recover([request for _, request in launched.rows], error, pool_lost=True)

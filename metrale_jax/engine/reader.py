@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a step's tokens: each is applied as if it had come alone, stop rules included."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -11,13 +11,14 @@ from metrale_jax.steps.outcome import StepOutput
 
 
 def read_tokens(
-    out: StepOutput, rows: tuple[tuple[int, Request], ...], now: float
+    out: StepOutput, rows: tuple[tuple[int, Request], ...], clock: Callable[[], float]
 ) -> Iterator[tuple[Request, str, MetraleError | None]]:
     """For each row's request: why it ended ("" if it goes on) and the error that ended it, after taking its tokens.
 
     One transfer fetches the step. A request that ended meanwhile (cancelled, or by an earlier token) takes nothing.
     """
     host = jax.device_get(out)
+    now = clock()
     for row, request in rows:
         request.in_flight = max(0, request.in_flight - 1)
         if request.finished:

@@ -2,6 +2,7 @@
 """Compiling ahead: the arguments of each step as shapes only, so that it can begin before the weights are there."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -43,13 +44,21 @@ def all_shapes(shapes: ShapePlan) -> tuple[Shape, ...]:
 def compile_shapes(
     steps: Steps, params: Any, config: EngineConfig, num_eos_ids: int, wanted: Sequence[Shape]
 ) -> Iterator[Shape]:
-    """Compiles the wanted steps one after the other and yields each when done; `params` may be shapes only."""
+    """Compiles the wanted steps, two at a time, and yields each when done; `params` may be shapes only.
+
+    Most of a compile runs on one core, so that two take little longer than one.
+    """
     model = steps.model
     shapes = make_shape_plan(config, num_eos_ids)
     num_groups = len(model.layout.groups)
     pool = abstract_pool(model.layout, (blocks_for(model.layout, config),) * num_groups)
-    for name, sizes in wanted:
+
+    def compiled(shape: Shape) -> Shape:
+        name, sizes = shape
         state = batcher.rows_state([None] * sizes[-1], shapes, num_groups, model.config.vocab_size)
         chunk = (np.zeros(sizes[0], np.int32), np.zeros(sizes[1], np.int32)) if name == "prefill" else ()
         steps.executable(name, params, pool, state, *chunk, num_logprobs=0)
-        yield name, sizes
+        return shape
+
+    with ThreadPoolExecutor(max_workers=2) as workers:
+        yield from workers.map(compiled, wanted)

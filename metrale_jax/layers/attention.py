@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped-query attention (Ainslie et al. 2023) over a paged past."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from metrale_jax.core.batch import TokenBatch
 from metrale_jax.core.config import AttentionConfig
@@ -16,6 +17,15 @@ from metrale_jax.layers.rope import apply_rope
 from metrale_jax.state import paged
 from metrale_jax.state.paged import PagedKv
 from pallas_kernels.paged_attention.op import AttentionParams, decode_attention, prefill_attention
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Static facts of where a layer runs: its group of the pool, the norm's epsilon, and the platform lowered for."""
+
+    group: int
+    norm_eps: float
+    platform: str
 
 
 @struct.dataclass
@@ -38,12 +48,12 @@ def attention(
     tables: tuple,
     batch: TokenBatch,
     kv: PagedKv,
-    place: "Placement",
+    layer: int | Int[Array, ""],
+    place: Placement,
 ) -> tuple[Float[Array, "T D"], PagedKv]:
     """The layer's output, and its group's storage with the step's keys and values appended.
 
-    `tables` are the rotary cosines and sines; `place` says which group and layer of the pool are meant, the norm's
-    epsilon and the platform that kernels are lowered for.
+    `tables` are the rotary cosines and sines; `layer` is the layer's index in its group of the pool.
     """
     tokens, heads, kv_heads, width = x.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
     with jax.named_scope("qkv"):
@@ -53,21 +63,11 @@ def attention(
         k = _head_norm(k, params.k_norm, kv_heads, place.norm_eps)
         q, k = apply_rope(q, *tables), apply_rope(k, *tables)
     with jax.named_scope("append"):
-        kv = paged.append(kv, place.layer, batch.slots[place.group], k, v.reshape(tokens, kv_heads, width))
+        kv = paged.append(kv, layer, batch.slots[place.group], k, v.reshape(tokens, kv_heads, width))
     with jax.named_scope("attend"):
-        mixed = _attend_segments(q, config, batch, kv, place)
+        mixed = _attend_segments(q, config, batch, kv, layer, place)
     with jax.named_scope("out"):
         return linear(mixed.reshape(tokens, heads * width), params.out), kv
-
-
-@struct.dataclass
-class Placement:
-    """Static facts of where a layer runs: its group of the pool, its index there, epsilon and platform."""
-
-    group: int = struct.field(pytree_node=False)
-    layer: int = struct.field(pytree_node=False)
-    norm_eps: float = struct.field(pytree_node=False)
-    platform: str = struct.field(pytree_node=False)
 
 
 def _head_norm(x, weight, heads, eps):
@@ -78,7 +78,7 @@ def _head_norm(x, weight, heads, eps):
     return x if over_heads else rms_norm(x, weight, eps)
 
 
-def _attend_segments(q, config, batch, kv, place):
+def _attend_segments(q, config, batch, kv, layer, place):
     facts = AttentionParams(config.scale, config.window, config.softcap)
     outputs, start = [], 0
     for segment in batch.segments:
@@ -86,10 +86,10 @@ def _attend_segments(q, config, batch, kv, place):
         rows = segment.rows[place.group]
         if segment.uniform:
             part = part.reshape(-1, rows.max_query_len, *part.shape[1:])
-            out = decode_attention(part, kv.k, kv.v, place.layer, rows, facts, place.platform)
+            out = decode_attention(part, kv.k, kv.v, layer, rows, facts, place.platform)
             out = out.reshape(segment.num_tokens, *out.shape[2:])
         else:
-            out = prefill_attention(part, kv.k, kv.v, place.layer, rows, facts, place.platform)
+            out = prefill_attention(part, kv.k, kv.v, layer, rows, facts, place.platform)
         outputs.append(out)
         start += segment.num_tokens
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs)

@@ -12,6 +12,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from pallas_kernels.dispatch import by_platform
+
+# Rows up to which XLA's CPU kernels are quicker with the weight as their left operand.
+FEW_ROWS = 64
+
 
 @struct.dataclass
 class Linear:
@@ -28,5 +33,17 @@ def linear(x: Float[Array, "T D"], w: Linear) -> Float[Array, "T F"]:
 
 def project(x: Float[Array, "T D"], w: Linear) -> Float[Array, "T F"]:
     """`linear` before its cast: the float32 sums."""
-    out = jax.lax.dot_general(x, w.weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    out = by_platform(_product, cpu=_cpu_product)(x, w.weight)
     return out if isinstance(w.bias, tuple) else out + w.bias.astype(jnp.float32)
+
+
+def _product(x, weight):
+    return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _cpu_product(x, weight):
+    if not 1 < x.shape[0] <= FEW_ROWS:
+        return _product(x, weight)
+    # The barrier keeps XLA from turning the operands round again.
+    turned = jax.lax.dot_general(weight, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return jax.lax.optimization_barrier(turned).T

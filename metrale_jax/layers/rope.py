@@ -25,7 +25,7 @@ def rope_tables(
 
 
 def _ntk_frequencies(rope: RopeConfig, rope_lens: Int[Array, " T"]) -> Float[Array, "T Half"]:
-    # base' = base * (f * L / M - (f - 1)) ^ (d / (d - 2)), L the longer of the sequence and M (bloc97 and emozilla 2023).
+    # base' = base * (f * L / M - (f - 1)) ^ (d / (d - 2)), L the longer of the sequence and M (bloc97, emozilla 2023).
     half = len(rope.inv_freq)
     width = 2 * half
     length = jnp.maximum(rope_lens, rope.ntk_max_len).astype(jnp.float32)

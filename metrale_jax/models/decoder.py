@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
@@ -19,7 +20,8 @@ from metrale_jax.layers.attention import Placement, attention
 from metrale_jax.layers.mlp import mlp
 from metrale_jax.layers.norm import rms_norm
 from metrale_jax.layers.rope import rope_tables
-from metrale_jax.state.paged import PagedKvSpec
+from metrale_jax.models.outline import outlined
+from metrale_jax.state.paged import PagedKv, PagedKvSpec
 from metrale_jax.state.pool import Pool, PoolLayout, make_layout
 
 
@@ -75,25 +77,37 @@ def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) 
     ropes = {layer.attention.rope for layer in config.layers}
     tables = {rope: rope_tables(rope, batch.positions, batch.rope_lens) for rope in ropes}
     groups = list(pool.groups)
-    for index, (layer, weights) in enumerate(zip(config.layers, params.layers, strict=True)):
-        group, place_in_group = model.layout.placement[index]
-        place = Placement(group, place_in_group, config.norm_eps, model.platform)
-        with jax.named_scope(f"layer_{index}"):
-            x, groups[group] = _block(x, weights, layer, tables, batch, groups[group], place, config.residual_scale)
+    # Always zero, though no compiler can tell: a constant index would make the code of every layer its own.
+    indices = [jnp.minimum(batch.positions[0], 0)] * len(groups)
+    for number, (layer, weights) in enumerate(zip(config.layers, params.layers, strict=True)):
+        group, _ = model.layout.placement[number]
+        block = Block(layer, Placement(group, config.norm_eps, model.platform), config.residual_scale)
+        rope = tables[layer.attention.rope]
+        x, groups[group], indices[group] = outlined(block, model.platform)(
+            x, weights, rope, batch, groups[group], indices[group]
+        )
     return rms_norm(x, params.final_norm, config.norm_eps), Pool(tuple(groups))
 
 
-def _block(x, weights: LayerParams, layer: LayerConfig, tables, batch, kv, place: Placement, residual: float):
-    eps = place.norm_eps
-    with jax.named_scope("attention"):
-        hidden = rms_norm(x, weights.attention_norm, eps)
-        rope = tables[layer.attention.rope]
-        hidden, kv = attention(hidden, weights.attention, layer.attention, rope, batch, kv, place)
-        x = x + _scaled(rms_norm(hidden, weights.attention_post_norm, eps), residual)
-    with jax.named_scope("mlp"):
-        hidden = mlp(rms_norm(x, weights.mlp_norm, eps), weights.mlp, layer.mlp.activation)
-        x = x + _scaled(rms_norm(hidden, weights.mlp_post_norm, eps), residual)
-    return x, kv
+@dataclass(frozen=True)
+class Block:
+    """One decoder layer as a function of its static facts; equal blocks are one function."""
+
+    layer: LayerConfig
+    place: Placement
+    residual: float
+
+    def __call__(self, x, weights: LayerParams, rope: tuple, batch: TokenBatch, kv: PagedKv, index):
+        """The layer's output rows `[T, D]`, its group's storage with layer `index` appended to, and the next index."""
+        eps, layer = self.place.norm_eps, self.layer
+        with jax.named_scope("attention"):
+            hidden = rms_norm(x, weights.attention_norm, eps)
+            hidden, kv = attention(hidden, weights.attention, layer.attention, rope, batch, kv, index, self.place)
+            x = x + _scaled(rms_norm(hidden, weights.attention_post_norm, eps), self.residual)
+        with jax.named_scope("mlp"):
+            hidden = mlp(rms_norm(x, weights.mlp_norm, eps), weights.mlp, layer.mlp.activation)
+            x = x + _scaled(rms_norm(hidden, weights.mlp_post_norm, eps), self.residual)
+        return x, kv, index + 1
 
 
 def _scaled(x, scale: float):

@@ -43,8 +43,8 @@ def abstract(spec: PagedKvSpec, num_layers: int, num_blocks: int, block_size: in
     )
 
 
-def append(kv: PagedKv, layer: int, slots, keys, values) -> PagedKv:
-    """The storage with the step's keys `[T, K, H]` and values `[T, K, Hv]` written to `slots`."""
+def append(kv: PagedKv, layer, slots, keys, values) -> PagedKv:
+    """The storage with the step's keys `[T, K, H]` and values `[T, K, Hv]` written to `slots` of `layer`."""
     return PagedKv(k=kv_append(kv.k, layer, slots, keys), v=kv_append(kv.v, layer, slots, values))
 
 

@@ -34,10 +34,6 @@ STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
 )
 UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType({"copy_blocks": (copy_blocks, (0,))})
 
-# Compilers' settings for each platform. On a CPU the products are library calls and the rest is short loops that XLA
-# itself has made ready for vectors: LLVM's higher levels make none of it faster, and cost a sixth of the compile time.
-COMPILER_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"cpu": {"xla_backend_optimization_level": 1}})
-
 
 def jitted_step(name: str, model: Model, pool_formats: Pool | None = None, **static) -> Any:
     """The jitted step `name` of `STEPS` for one model, its pool donated; takes (params, pool, state, ...).
@@ -47,14 +43,10 @@ def jitted_step(name: str, model: Model, pool_formats: Pool | None = None, **sta
     """
     function, pool_argument, num_results = STEPS[name]
     bound = partial(function, model, **static)
-    options = {
-        "donate_argnums": pool_argument,
-        "keep_unused": True,
-        "compiler_options": dict(COMPILER_OPTIONS.get(model.platform, {})),
-    }
     if pool_formats is None:
-        return jax.jit(bound, **options)
-    return jax.jit(bound, **options, out_shardings=(pool_formats, *[None] * (num_results - 1)))
+        return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True)
+    results = (pool_formats, *[None] * (num_results - 1))
+    return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True, out_shardings=results)
 
 
 class Steps:

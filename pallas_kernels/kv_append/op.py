@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Int
 
 
 def kv_append(
-    pool: Float[Array, "L P B K H"], layer: int, slots: Int[Array, " T"], rows: Float[Array, "T K H"]
+    pool: Float[Array, "L P B K H"], layer: int | Int[Array, ""], slots: Int[Array, " T"], rows: Float[Array, "T K H"]
 ) -> Float[Array, "L P B K H"]:
     """The pool with `rows` written; slot s is block s // B, offset s % B. Slot 0 takes the padding rows.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
 
@@ -54,7 +54,7 @@ def decode_attention(
     q: Float[Array, "S Q N H"],
     k_pool: Float[Array, "L P B K H"],
     v_pool: Float[Array, "L P B K Hv"],
-    layer: int,
+    layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
     platform: str,
@@ -73,7 +73,7 @@ def prefill_attention(
     q: Float[Array, "T N H"],
     k_pool: Float[Array, "L P B K H"],
     v_pool: Float[Array, "L P B K Hv"],
-    layer: int,
+    layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
     platform: str,

@@ -7,15 +7,16 @@ FlashAttention), so work follows the longest sequence of the step and not the ta
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows
 from pallas_kernels.shapes import ceil_div
 
-# Tokens gathered a tile over all sequences: enough to amortise the dozen thunks of a tile, small enough for L2.
-TILE_TOKENS = 2048
+# Tokens of a sequence's past a tile: enough to amortise the dozen operations of a tile, few enough to waste little on
+# short sequences, since a tile is read for all sequences as long as one has tokens in it.
+FEW_SEQUENCES, FEW_QUERIES, WIDE_TILE, TILE = 4, 16, 256, 128
 # Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
-PIECE = 64
+PIECE = 128
 # Queries a sequence, over all heads, up to which heads are spread over a block-diagonal matrix (see `_TileReader`).
 SPREAD_QUERIES = 16
 MASKED = -1e30
@@ -25,7 +26,7 @@ def attend(
     q: Float[Array, "S Q N H"],
     k_pool: Float[Array, "L P B K H"],
     v_pool: Float[Array, "L P B K Hv"],
-    layer: int,
+    layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
 ) -> Float[Array, "S Q N Hv"]:
@@ -33,7 +34,7 @@ def attend(
     num_sequences, query_len, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_pool.shape[2:4]
     table_width = rows.block_tables.shape[1]
-    tile_blocks = _tile_blocks(num_sequences, block_size, table_width)
+    tile_blocks = _tile_blocks(num_sequences, query_len, block_size, table_width)
     grouped = q.reshape(num_sequences, query_len, num_kv_heads, -1, head_dim).astype(jnp.float32) * params.scale
     grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(num_sequences, num_kv_heads, -1, head_dim)
     tile = _TileReader(k_pool, v_pool, layer, rows, params, tile_blocks)
@@ -52,7 +53,7 @@ def attend_ragged(
     q: Float[Array, "T N H"],
     k_pool: Float[Array, "L P B K H"],
     v_pool: Float[Array, "L P B K Hv"],
-    layer: int,
+    layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
 ) -> Float[Array, "T N Hv"]:
@@ -87,8 +88,8 @@ def attend_ragged(
     return empty.at[target].set(out.reshape(-1, *out.shape[2:]), mode="drop")
 
 
-def _tile_blocks(num_sequences: int, block_size: int, table_width: int) -> int:
-    tokens = min(max(TILE_TOKENS // num_sequences, 64), 512)
+def _tile_blocks(num_sequences: int, query_len: int, block_size: int, table_width: int) -> int:
+    tokens = WIDE_TILE if num_sequences < FEW_SEQUENCES or query_len > FEW_QUERIES else TILE
     return min(table_width, max(1, tokens // block_size))
 
 
