@@ -164,7 +164,6 @@ def test_closing_a_stream_gives_its_blocks_back(smollm2):
 @pytest.mark.parametrize(
     "prompt, words",
     [
-        ([], "prompt of 0 tokens"),
         ([[]], "prompt of 0 tokens"),
         ([[1, 9999]], "token id 9999"),
         ([[-1]], "token id -1"),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
@@ -20,7 +19,7 @@ from metrale_jax.layers.attention import Placement, attention
 from metrale_jax.layers.mlp import mlp
 from metrale_jax.layers.norm import rms_norm
 from metrale_jax.layers.rope import rope_tables
-from metrale_jax.models.outline import outlined
+from metrale_jax.models.outline import first_index, outlined
 from metrale_jax.state.paged import PagedKv, PagedKvSpec
 from metrale_jax.state.pool import Pool, PoolLayout, make_layout
 
@@ -77,8 +76,7 @@ def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) 
     ropes = {layer.attention.rope for layer in config.layers}
     tables = {rope: rope_tables(rope, batch.positions, batch.rope_lens) for rope in ropes}
     groups = list(pool.groups)
-    # Always zero, though no compiler can tell: a constant index would make the code of every layer its own.
-    indices = [jnp.minimum(batch.positions[0], 0)] * len(groups)
+    indices = [first_index(model.platform, batch.positions)] * len(groups)
     for number, (layer, weights) in enumerate(zip(config.layers, params.layers, strict=True)):
         group, _ = model.layout.placement[number]
         block = Block(layer, Placement(group, config.norm_eps, model.platform), config.residual_scale)

@@ -7,7 +7,9 @@ from functools import lru_cache
 from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
+from jaxtyping import Array, Int
 
 # XLA inlines every call unless told not to. Its CPU compiler emits the kernels of a function that is kept once for all
 # its calls: thirty equal layers compile in the time of one. Elsewhere inlining is what optimisation needs.
@@ -24,6 +26,12 @@ def outlined(function: Callable, platform: str) -> Callable:
             return traced(*arguments)
 
     return call
+
+
+def first_index(platform: str, positions: Int[Array, " T"]) -> Int[Array, ""]:
+    """Zero, to count calls from. Where calls are kept no compiler can tell that it is zero: a constant index would be
+    carried into each call and make its code its own."""
+    return jnp.minimum(positions[0], 0) if platform in KEPT else jnp.zeros((), jnp.int32)
 
 
 @lru_cache(maxsize=256)
