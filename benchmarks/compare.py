@@ -73,7 +73,13 @@ def main() -> None:
         for name in args.peers:
             if not _installed(run, name):
                 run.failures[name] = NOT_INSTALLED
-        _measure(run, tempfile.mkdtemp(prefix="cold-", dir=work_dir))
+        try:
+            _measure(run, tempfile.mkdtemp(prefix="cold-", dir=work_dir))
+        finally:  # an interrupt keeps what was measured
+            _written(record, run, args)
+
+
+def _written(record: dict, run: Run, args: argparse.Namespace) -> None:
     record |= {"machine_after": _machine(), "settings": _settings(args)}
     record |= {"peers": summarise(run.lines, args.peers), "failures": run.failures, "figures": run.lines}
     out = args.out or ROOT / "benchmarks" / "results" / f"{record['date']}-cpu.json"

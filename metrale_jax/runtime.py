@@ -84,7 +84,9 @@ def load_model(
         platform = PLATFORM_NAMES[device.platform]
         dtype = _chosen_dtype(dtype, platform, checkpoint.config.dtype)
         config = _bounded(checkpoint.config, max_context_tokens)
-        steps = Steps(make_model(config, platform, block_size, dtype))
+        # XLA's CPU compiler writes to narrow arrays by converting the whole pool to float32 and back.
+        kv_dtype = "float32" if platform == "cpu" else dtype
+        steps = Steps(make_model(config, platform, block_size, kv_dtype))
         warming = Thread(target=warm, args=(steps, abstract_params(checkpoint.specs, dtype)), daemon=True)
         warming.start()
         params = load_params(

@@ -97,8 +97,8 @@ class Steps:
         return jax.jit(function, donate_argnums=donated)
 
     def _shape_key(self, name, arguments):
-        # Params and pool never change shape under one model; hashing their hundreds of leaves each step would cost more
-        # than the rest of the host's work.
-        varying = arguments[2:] if name in STEPS else arguments
+        # Params never change shape under one model; hashing their hundreds of leaves each step would cost more than the
+        # rest of the host's work.
+        varying = arguments[1:] if name in STEPS else arguments
         leaves, tree = jax.tree.flatten(varying)
         return (tree, *((leaf.shape, str(leaf.dtype)) for leaf in leaves))

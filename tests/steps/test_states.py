@@ -8,7 +8,9 @@ import pytest
 from metrale_jax.core.sequence import select_rows, stack_states
 from metrale_jax.engine.blocks import BlockAllocator
 from metrale_jax.engine.lease import Lease
+from metrale_jax.generate import first_state
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.state.pool import abstract_pool
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9)
@@ -138,3 +140,17 @@ def test_a_step_writes_its_tokens_and_nothing_else(bench):
     before = jax.tree.map(np.asarray, pool)
     pool, _, _ = bench.decode(pool, rows[1:2], 3)
     assert places_written(before, pool) == {(10, 1), (10, 2), (10, 3)}, "the second block of the second row"
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_a_step_over_a_long_context_makes_no_copy_of_the_pool(golden, num_rows):
+    """A past of several tiles is walked in a loop, beside which XLA may copy what the loop reads."""
+    model = golden("llama-default")
+    one = first_state(model.layout, 0, 64, SamplingParams(temperature=0), 0, (), model.config.vocab_size)
+    state = stack_states([one] * num_rows)
+    pool = abstract_pool(model.layout, (20_000,) * len(model.layout.groups))
+    smallest = min(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pool))
+    chunk = (np.zeros(256, np.int32), np.zeros(num_rows, np.int32))
+    for name, extra in (("decode", ()), ("prefill", chunk)):
+        compiled = model.steps.executable(name, model.params, pool, state, *extra)
+        assert compiled.memory_analysis().temp_size_in_bytes < smallest, name
