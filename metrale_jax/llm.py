@@ -55,6 +55,7 @@ class LLM:
 
     def __init__(self, model: str | Path, dtype: str | None = None, *, progress: bool = False, device=None, **options):
         self.config = _config({"dtype": dtype, **options})
+        self._engine_limits(1)  # mistakes in the options show before anything is loaded
         self._progress = TerminalProgress() if progress else silent
         if self.config.compile_cache is not None:
             use_compile_cache(Path(self.config.compile_cache))
@@ -141,15 +142,20 @@ class LLM:
         self._compile(self.loaded.steps, self.loaded.params, wanted)
         return self.loaded.steps.num_compiles
 
-    def _engine_config(self, steps: Steps) -> EngineConfig:
-        config = EngineConfig(
+    def _engine_limits(self, max_context_tokens: int) -> EngineConfig:
+        mebibytes = self.config.kv_cache_mib
+        if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
+            raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
+        return EngineConfig(
             max_sequences=self.config.max_sequences,
-            max_context_tokens=steps.model.config.max_context_tokens,
+            max_context_tokens=max_context_tokens,
             block_size=self.config.block_size,
-            kv_cache_bytes=self.config.kv_cache_mib << 20,
+            kv_cache_bytes=mebibytes << 20,
             prefill_tokens=self.config.prefill_tokens,
         )
-        return within_pool(steps.model.layout, config)
+
+    def _engine_config(self, steps: Steps) -> EngineConfig:
+        return within_pool(steps.model.layout, self._engine_limits(steps.model.config.max_context_tokens))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
         wanted = first_shapes(self._engine_config(steps), len(steps.model.config.eos_token_ids))

@@ -7,9 +7,9 @@ own settings are looked at here and passed down as values.
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
 
 import jax
 import jax.numpy as jnp
@@ -87,17 +87,17 @@ def load_model(
         # XLA's CPU compiler writes to narrow arrays by converting the whole pool to float32 and back.
         kv_dtype = "float32" if platform == "cpu" else dtype
         steps = Steps(make_model(config, platform, block_size, kv_dtype))
-        warming = Thread(target=warm, args=(steps, abstract_params(checkpoint.specs, dtype)), daemon=True)
-        warming.start()
-        params = load_params(
-            checkpoint.specs,
-            checkpoint.source,
-            jnp.dtype(dtype),
-            lambda array, spec: jax.device_put(array, device),
-            lambda done, total: progress("load", done, total),
-        )
-        tokenizer, error = _tokenizer(checkpoint)
-        warming.join()
+        with ThreadPoolExecutor(max_workers=1) as aside:
+            warming = aside.submit(warm, steps, abstract_params(checkpoint.specs, dtype))
+            params = load_params(
+                checkpoint.specs,
+                checkpoint.source,
+                jnp.dtype(dtype),
+                lambda array, spec: jax.device_put(array, device),
+                lambda done, total: progress("load", done, total),
+            )
+            tokenizer, error = _tokenizer(checkpoint)
+            warming.result()
     finally:
         checkpoint.source.close()
     return LoadedModel(steps, params, device, tokenizer, error, path)

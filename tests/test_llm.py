@@ -210,6 +210,9 @@ def test_unknown_models_and_options_are_named(tmp_path):
         LLM("no-such-model")
     with pytest.raises(ConfigError, match="max_seqs"):
         LLM("smollm2-135m", max_seqs=3)
+    for option, words in (({"kv_cache_mib": 0}, "kv_cache_mib=0"), ({"block_size": 24}, "block_size=24")):
+        with pytest.raises(ConfigError, match=words):
+            LLM(GOLDENS / "llama-default", **option)
     with pytest.raises(ConfigError, match="dtype='int3'"):
         LLM(GOLDENS / "llama-default", dtype="int3")
     with pytest.raises(ConfigError, match="max_context_tokens=100000"):
