@@ -44,17 +44,6 @@ def gguf_names(wanted: Iterable[str], architecture: str, num_layers: int) -> dic
     return found
 
 
-def unpermute_rope_rows(array: np.ndarray, num_heads: int) -> np.ndarray:
-    """The rows of a q or k projection (or its bias) in Hugging Face's half-split order, `[num_heads * H, …]`.
-
-    llama.cpp stores them with the two halves of each head interleaved, for its rotary embedding; this undoes
-    `LlamaModel.permute`. For k give the number of kv heads.
-    """
-    assert array.shape[0] % (2 * num_heads) == 0, f"{array.shape[0]} rows are not {num_heads} heads of even width"
-    half = array.shape[0] // num_heads // 2
-    return array.reshape(num_heads, half, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
 class GgufSource(AbstractTensorSource):
     """Tensors of a GGUF file under the keys of `names`; the others stay visible under their GGUF names.
 

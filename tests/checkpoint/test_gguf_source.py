@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF tensors under Hugging Face names: mapping, dequantising and undoing what the converter did."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,10 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 
 from metrale_jax.checkpoint.gguf_file import open_gguf
-from metrale_jax.checkpoint.gguf_source import GgufSource, gguf_names, unpermute_rope_rows
+from metrale_jax.checkpoint.gguf_source import GgufSource, gguf_names
 from metrale_jax.checkpoint.packaged import ALIASES, packaged_file
 from metrale_jax.core.errors import CheckpointError, ModelNotFoundError
+from metrale_jax.models.gguf_rules import unpermuted_heads
 
 
 def permuted(weights, num_heads):
@@ -38,7 +38,7 @@ def test_unpermuting_rows_undoes_the_converters_permutation(shape):
     weights = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     changed = permuted(weights, 3)
     assert not np.array_equal(changed, weights)
-    np.testing.assert_array_equal(unpermute_rope_rows(changed, 3), weights)
+    np.testing.assert_array_equal(unpermuted_heads(3)(changed), weights)
 
 
 def test_a_mapped_tensor_reads_under_its_hub_name_with_the_change_undone(tmp_path):
@@ -52,7 +52,7 @@ def test_a_mapped_tensor_reads_under_its_hub_name_with_the_change_undone(tmp_pat
         },
     )
     names = {"q": "blk.0.attn_q.weight", "norm": "output_norm.weight", "absent": "blk.7.attn_q.weight"}
-    source = GgufSource(file, names, {"q": partial(unpermute_rope_rows, num_heads=2), "norm": lambda array: array - 1})
+    source = GgufSource(file, names, {"q": unpermuted_heads(2), "norm": lambda array: array - 1})
     assert set(source.tensors()) == {"q", "norm", "spare.weight"}
     assert source.tensors()["q"].shape == (8, 64) and source.tensors()["q"].dtype == "float32"
     np.testing.assert_array_equal(source.read("q"), weights.astype(np.float16).astype(np.float32))
