@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.engine.admission import Ask
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.request import Request, RequestMetrics
 from metrale_jax.results import GenerationResult, Usage
+from metrale_jax.sampling.constraints import Constraint
 from metrale_jax.sampling.params import SamplingParams, seed_bits
 from metrale_jax.text.answer import AnswerText
 from metrale_jax.text.tokenizer import Tokenizer
@@ -45,12 +47,26 @@ class Answer:
         self._error: MetraleError | None = None
         self.num_taken = 0
 
-    def submit(self, engine: Engine, prompt: Sequence[int], eos_token_ids: tuple[int, ...]) -> None:
-        """Queues the requests; all or none."""
-        for sample, text in enumerate(self._texts):
-            watch = text.push if text else _watch_nothing
-            bits = seed_bits(self.seed, sample)
-            self._requests.append(engine.submit(prompt, self.params, bits, eos_token_ids, watch))
+    def submit(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        eos_token_ids: tuple[int, ...],
+        bad_words: Sequence[Sequence[int]] = (),
+        structure: Constraint | None = None,
+    ) -> None:
+        """Queues the requests; all or none. `bad_words` are token ids, `structure` what a structured form allows."""
+        self._requests = engine.submit(
+            Ask(
+                prompt=prompt,
+                params=self.params,
+                seeds=[seed_bits(self.seed, sample) for sample in range(self.params.n)],
+                eos_token_ids=eos_token_ids,
+                watches=[text.push if text else None for text in self._texts],
+                bad_words=bad_words,
+                structure=structure,
+            )
+        )
 
     def refuse(self, error: MetraleError) -> None:
         """Ends the answer before it began."""
@@ -102,12 +118,8 @@ class Answer:
             token_ids=tuple(request.output),
             logprobs=tuple(request.logprobs),
             finish_reason=request.finish_reason,
-            usage=Usage(len(request.prompt), 0, len(request.output)),
+            usage=Usage(len(request.prompt), request.cached_tokens, len(request.output)),
             metrics=request.metrics(),
             seed=request.seed,
             error=request.error,
         )
-
-
-def _watch_nothing(tokens: list[int]) -> bool:
-    return False

@@ -12,9 +12,10 @@ import numpy as np
 from metrale_jax.answers import Answer, checked_prompts, fresh_seed
 from metrale_jax.core.errors import ConfigError, MetraleError, RequestError, TextError
 from metrale_jax.engine.admission import checked_tokens
-from metrale_jax.engine.loop import Engine
+from metrale_jax.engine.buckets import make_shape_plan
+from metrale_jax.engine.make import make_engine
 from metrale_jax.engine.settings import EngineConfig, within_pool
-from metrale_jax.engine.warmup import all_shapes, compile_shapes, first_shapes
+from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
 from metrale_jax.evaluation import chunked_logits, token_nlls
 from metrale_jax.progress import TerminalProgress, silent
 from metrale_jax.results import GenerationResult, StreamPiece
@@ -70,9 +71,7 @@ class LLM:
             self._progress,
             self._compile_first,
         )
-        self.engine = Engine(
-            self.loaded.model, self.loaded.params, self._engine_config(self.loaded.steps), self.loaded.steps
-        )
+        self.engine = make_engine(self.loaded.steps, self.loaded.params, self._engine_config(self.loaded.steps))
         self._lock = RLock()
 
     @property
@@ -137,8 +136,8 @@ class LLM:
         return float(np.exp(token_nlls(self.loaded.steps, self.loaded.params, tokens).mean()))
 
     def warm_up(self) -> int:
-        """Compiles every step that a load without log-probabilities can need; returns how many programs there are."""
-        wanted = all_shapes(self.engine.shapes)
+        """Compiles every program that a load can need, beam search apart; returns how many there are."""
+        wanted = all_programs(self.engine.shapes, self.loaded.config.vocab_size)
         self._compile(self.loaded.steps, self.loaded.params, wanted)
         return self.loaded.steps.num_compiles
 
@@ -158,12 +157,11 @@ class LLM:
         return within_pool(steps.model.layout, self._engine_limits(steps.model.config.max_context_tokens))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
-        wanted = first_shapes(self._engine_config(steps), len(steps.model.config.eos_token_ids))
-        self._compile(steps, shapes, wanted)
+        plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))
+        self._compile(steps, shapes, first_programs(plan))
 
     def _compile(self, steps: Steps, params, wanted) -> None:
-        num_eos_ids = len(steps.model.config.eos_token_ids)
-        compiled = compile_shapes(steps, params, self._engine_config(steps), num_eos_ids, wanted)
+        compiled = compile_programs(steps, params, self._engine_config(steps), wanted)
         for count, _ in enumerate(compiled, start=1):
             self._progress("compile", count, len(wanted))
 

@@ -80,3 +80,18 @@ class ModelConfig:
     bos_token_id: int = -1
     dtype: str = "float32"
     recompute_len: int = 0
+
+
+def rope_regime(config: ModelConfig, length: int) -> tuple[int, ...]:
+    """What a prompt of `length` tokens makes of its rotary frequencies: equal tokens have equal keys only under one.
+
+    Empty where no layer looks at the length; dynamic NTK has a regime for each length above its limit.
+    """
+    ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
+    regime = []
+    for rope in ropes:
+        if rope.ntk_max_len:
+            regime.append(length if length > rope.ntk_max_len else 0)
+        elif rope.switch_len:
+            regime.append(int(length > rope.switch_len))
+    return tuple(regime)

@@ -7,44 +7,70 @@ from pallas_kernels.shapes import ceil_div, next_power_of_two
 
 # Shorter prompts are padded to this: one executable serves them all, for some 50 ms of a CPU at worst.
 SMALLEST_PREFILL = 64
+# A step that decodes and prefills comes in few sizes, since each has both forms of attention to compile.
+SMALLEST_MIXED_TOKENS, SMALLEST_MIXED_ROWS = 128, 8
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Sizes of a step over the layers: rows that decode, prompt tokens and the rows that share them; 0 for none."""
+
+    decode_rows: int
+    chunk_tokens: int
+    chunk_rows: int
+
+    @property
+    def num_ends(self) -> int:
+        """Hidden rows that tokens can be drawn from."""
+        return self.decode_rows + self.chunk_rows
 
 
 @dataclass(frozen=True)
 class ShapePlan:
-    """Bucketed sizes of steps. `table_width` is M, block ids a row."""
+    """Bucketed sizes of steps. `table_width` is M, block ids a row; slots are numbered from 1."""
 
-    max_sequences: int
+    num_slots: int
     table_width: int
     prefill_tokens: int
     prefill_rows: int
     stop_ids: int
 
-    def decode_rows(self, count: int) -> int:
-        """Rows of a decode step over `count` sequences: the next power of two, or the maximum."""
-        assert 0 < count <= self.max_sequences, f"{count} sequences do not fit {self.max_sequences} rows"
-        return min(next_power_of_two(count), self.max_sequences)
+    def row_bucket(self, count: int) -> int:
+        """Rows of a step or draw over `count` sequences: the next power of two, or the maximum."""
+        assert 0 < count <= self.num_slots, f"{count} sequences do not fit {self.num_slots} rows"
+        return min(next_power_of_two(count), self.num_slots)
 
-    def prefill_shape(self, num_tokens: int, count: int) -> tuple[int, int]:
-        """Tokens and rows of a prefill step over `num_tokens` new tokens of `count` prompts."""
+    def advance(self, num_decoding: int, num_tokens: int, num_chunks: int) -> Advance:
+        """Sizes of a step over so many decoding sequences and `num_tokens` tokens of `num_chunks` prompts."""
         assert num_tokens <= self.prefill_tokens, f"{num_tokens} tokens do not fit a step of {self.prefill_tokens}"
-        tokens = min(max(next_power_of_two(num_tokens), SMALLEST_PREFILL), self.prefill_tokens)
-        return tokens, 1 if count == 1 else self.prefill_rows
+        if not num_chunks:
+            return Advance(self.row_bucket(num_decoding), 0, 0)
+        smallest = SMALLEST_MIXED_TOKENS if num_decoding else SMALLEST_PREFILL
+        tokens = min(max(next_power_of_two(num_tokens), smallest), self.prefill_tokens)
+        if not num_decoding:
+            return Advance(0, tokens, 1 if num_chunks == 1 else self.prefill_rows)
+        # Tokens in two sizes and rows in two: a short chunk costs little more than a decode step anyway.
+        tokens = tokens if tokens == smallest else self.prefill_tokens
+        few = min(SMALLEST_MIXED_ROWS, self.num_slots)
+        return Advance(few if num_decoding <= few else self.num_slots, tokens, self.prefill_rows)
 
-    def all_decode_rows(self) -> tuple[int, ...]:
-        """Every size that `decode_rows` can give."""
-        return tuple(sorted({self.decode_rows(n) for n in range(1, self.max_sequences + 1)}))
+    def all_advances(self) -> tuple[Advance, ...]:
+        """Every size that `advance` can give."""
+        rows, tokens = range(1, self.num_slots + 1), range(1, self.prefill_tokens + 1)
+        sizes = {self.advance(count, 0, 0) for count in rows}
+        sizes |= {self.advance(0, count, chunks) for count in tokens for chunks in (1, self.prefill_rows)}
+        sizes |= {self.advance(count, size, 1) for count in (1, self.num_slots) for size in tokens}
+        return tuple(sorted(sizes, key=lambda a: (a.chunk_tokens, a.chunk_rows, a.decode_rows)))
 
-    def all_prefill_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Every shape that `prefill_shape` can give."""
-        rows = {1, self.prefill_rows}
-        tokens = {self.prefill_shape(n, 1)[0] for n in range(1, self.prefill_tokens + 1)}
-        return tuple(sorted((t, r) for t in tokens for r in rows))
+    def all_row_buckets(self) -> tuple[int, ...]:
+        """Every size that `row_bucket` can give."""
+        return tuple(sorted({self.row_bucket(count) for count in range(1, self.num_slots + 1)}))
 
 
 def make_shape_plan(config, num_eos_ids: int) -> ShapePlan:
     """The shapes of an engine with `config`, whose requests may add stop ids to the model's own."""
     return ShapePlan(
-        max_sequences=config.max_sequences,
+        num_slots=config.max_sequences,
         table_width=ceil_div(config.max_context_tokens, config.block_size),
         prefill_tokens=config.prefill_tokens,
         prefill_rows=min(config.prefill_rows, config.max_sequences),

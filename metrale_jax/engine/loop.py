@@ -3,321 +3,388 @@
 
 The input of a decode step is the token that the step before left on the device, so step n + 1 is dispatched before
 the tokens of step n are seen. An answer that turns out to have ended gets one row too many, whose token is dropped.
-The pool is rebound in the statement that donates it. Not safe for threads: callers hold a lock of their own.
+Only a row whose next token depends on rules that the host keeps (a grammar) waits: its step over the layers is under
+way when the host works out what may be drawn. Not safe for threads: callers hold a lock of their own.
 """
 
-import itertools
+import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-
-import jax
-import numpy as np
 
 from metrale_jax.core.errors import MetraleError, RequestError
-from metrale_jax.engine import batcher
 from metrale_jax.engine.admission import Ask, Limits, checked_request
-from metrale_jax.engine.blocks import BlockAllocator
-from metrale_jax.engine.buckets import ShapePlan, make_shape_plan
-from metrale_jax.engine.lease import BlockCopy, Lease
-from metrale_jax.engine.reader import read_tokens
+from metrale_jax.engine.arrays import score_targets, step_chunks
+from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.device import FAILURES, Device
+from metrale_jax.engine.draws import Draws
+from metrale_jax.engine.lease import BlockCopy
+from metrale_jax.engine.memory import Memory
+from metrale_jax.engine.reader import read_prompt_scores, read_tokens
 from metrale_jax.engine.request import Request
-from metrale_jax.engine.scheduler import Budget, View, Waiting, plan_step
-from metrale_jax.engine.settings import EngineConfig, blocks_for
-from metrale_jax.models.decoder import DecoderParams, Model
-from metrale_jax.sampling.params import MAX_LOGPROBS, SamplingParams
-from metrale_jax.state.pool import make_pool, zeros
-from metrale_jax.steps.build import Steps
-from metrale_jax.steps.outcome import StepOutput
-from pallas_kernels.shapes import ceil_div
+from metrale_jax.engine.scheduler import Budget, Filling, View, Waiting, plan_chunks
+from metrale_jax.engine.slots import SlotTable
+from metrale_jax.engine.stats import Counters, EngineStats
+from metrale_jax.engine.waiting import WaitingQueue, rank_of
+
+Chunk = tuple[Request, int]
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A step whose tokens the host has not read: its output and the requests that have a token in it, by row."""
+    """A step that the host has not read: what it drew and the requests that have a token in it, by row; the scores of
+    its prompt tokens and the chunks that they belong to."""
 
-    out: StepOutput
+    out: object
     rows: tuple[tuple[int, Request], ...]
+    scores: object = None
+    chunks: tuple[Chunk, ...] = ()
 
 
 class Engine:
-    """Continuous batching of requests over one model. `fill` makes the pool's arrays (tests pass NaN)."""
+    """Continuous batching of requests over one device. `recompute_len` is the model's (see `ModelConfig`)."""
 
     def __init__(
         self,
-        model: Model,
-        params: DecoderParams,
-        config: EngineConfig,
-        steps: Steps | None = None,
-        fill: Callable = zeros,
+        device: Device,
+        memory: Memory,
+        shapes: ShapePlan,
+        limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.model, self.params, self.config, self.clock = model, params, config, clock
-        self.steps = steps or Steps(model)
-        self.shapes: ShapePlan = make_shape_plan(config, len(model.config.eos_token_ids))
-        num_groups = len(model.layout.groups)
-        count = blocks_for(model.layout, config)
-        self.allocators = tuple(BlockAllocator(count) for _ in range(num_groups))
-        self.limits = Limits(
-            config.max_context_tokens, model.config.vocab_size, config.block_size, count - 1, self.shapes.stop_ids
-        )
-        self._fresh_pool = partial(make_pool, model.layout, (count,) * num_groups, fill)
-        self.pool = self._fresh_pool()
-        self.waiting: deque[Request] = deque()
-        self.rows: list[Request | None] = []
-        self.joining: list[Request] = []
-        self.unread: deque[Launched] = deque()
-        self._state = None
-        self._stale = False
-        self._last_was_prefill = False
-        self._ids = itertools.count(1)
+        self.device, self.memory, self.shapes, self.limits, self.clock = device, memory, shapes, limits, clock
+        self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
+        self.waiting = WaitingQueue()
+        self.filling: list[Request] = []
+        self.running: dict[int, Request] = {}
+        self.counters = Counters()
+        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows)
+        self._draws = Draws(self.slots, shapes, limits)
+        self._unread: deque[Launched] = deque()
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._refused = (0, 0, 0)
+        self._num_resets = 0
+        self._num_submitted = 0
 
-    def submit(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        eos_token_ids: tuple[int, ...],
-        watch: Callable[[list[int]], bool] = lambda tokens: False,
-    ) -> Request:
-        """A request, queued. Raises `RequestError` for a prompt or parameters that can never be served."""
-        ask = Ask(prompt, params, seed, eos_token_ids, watch)
-        request = checked_request(next(self._ids), ask, self.limits, self.clock())
-        self.waiting.append(request)
-        return request
+    def submit(self, ask: Ask) -> list[Request]:
+        """The `ask.params.n` requests for a prompt, queued; the first runs it, the others fork from it where it ends.
+
+        Raises `RequestError` for a prompt or parameters that can never be served.
+        """
+        requests = []
+        for sample in range(ask.params.n):
+            requests.append(checked_request(self._num_submitted + 1 + sample, ask, sample, self.limits, self.clock()))
+        for request in requests:
+            self._num_submitted += 1
+            request.rank = rank_of(request.request_id, ask.params.priority)
+            if ask.params.deadline_s is not None:
+                request.deadline = request.queued_at + ask.params.deadline_s
+                heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
+        requests[0].followers = requests[1:]
+        self.waiting.push(requests[0])
+        return requests
 
     def cancel(self, request: Request) -> None:
         """Ends a request now, with what it has; a finished one stays as it is."""
-        if not request.finished:
-            self._finish(request, "abort")
+        self._finish(request, "abort")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.waiting or self.filling or self.running or self._unread)
 
     def step(self) -> bool:
         """Plans and launches one step, reads what is due, and says whether work is left."""
-        plan = plan_step(self._view(), Budget(self.config.prefill_tokens, self.config.prefill_rows))
-        self._last_was_prefill = bool(plan.prefill)
-        if plan.prefill:
-            by_id = {request.request_id: request for request in self.waiting}
-            self._launch_prefill([(by_id[chunk.request_id], chunk.num_tokens) for chunk in plan.prefill])
-        elif plan.decode:
-            self._launch_decode()
+        began = self.clock()
+        self._end_late_ones(began)
+        decoding, copies = self._rows_with_room()
+        chunks = self._planned_chunks(len(decoding))
+        if copies:
+            self._guarded(decoding, lambda: self.device.copy_blocks(copies))
+            decoding = [request for request in decoding if request.lease is not None]
+            chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
+        planned = self.clock()
+        if decoding or chunks:
+            self._launch(decoding, chunks)
         else:
             self._read_all()
-        while len(self.unread) > 1:
+        launched = self.clock()
+        while len(self._unread) > 1:
             self._read_oldest()
-        return bool(self.waiting or self.running or self.unread)
+        self.counters.time_step(planned - began, launched - planned, self.clock() - launched)
+        return self.has_work
 
-    @property
-    def running(self) -> list[Request]:
-        """Requests past their prompt, in order of rows."""
-        return [row for row in self.rows if row is not None] + self.joining
+    def stats(self) -> EngineStats:
+        """How the engine stands now."""
+        return self.counters.view(self)
 
     def check(self) -> None:
-        """Asserts that an idle engine holds nothing."""
-        for allocator in self.allocators:
-            allocator.check()
-            if not self.waiting and not self.running:
-                assert allocator.num_free == allocator.num_usable, "an idle engine holds blocks"
+        """Asserts that everything held belongs to a request, and that an idle engine holds nothing."""
+        self.slots.check()
+        busy = [*self.filling, *self.running.values()]
+        assert len({request.request_id for request in busy}) == len(busy), "a request is in two places"
+        assert all(request.lease is not None and request.slot for request in busy)
+        self.memory.check(idle=not busy)
 
-    def _view(self) -> View:
-        front = list(itertools.islice(self.waiting, self.config.prefill_rows))
-        holding = sum(request.lease is not None for request in front)
-        return View(
-            waiting=[
-                Waiting(
-                    request.request_id,
-                    request.num_tokens - request.seq_len,
-                    ceil_div(request.num_tokens + 1, self.config.block_size),
-                    request.lease is not None,
+    def _end_late_ones(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if not request.finished:
+                request.error = RequestError(
+                    f"deadline of {request.params.deadline_s} s passed after {len(request.output)} tokens; allow more "
+                    "time, or ask for fewer tokens."
                 )
-                for request in front
-            ],
-            running=[request.request_id for request in self.running],
-            free_rows=self.config.max_sequences - len(self.running) - holding,
-            free_blocks=min(allocator.num_free for allocator in self.allocators),
-            last_was_prefill=self._last_was_prefill,
-        )
+                self._finish(request, "abort")
 
-    def _launch_prefill(self, chunks: list[tuple[Request, int]]) -> None:
-        for request, _ in chunks:
-            if request.lease is None:
-                self._admit(request)
-        num_tokens, num_rows = self.shapes.prefill_shape(sum(size for _, size in chunks), len(chunks))
-        requests = [request for request, _ in chunks]
-        padded = [*requests, *[None] * (num_rows - len(requests))]
-        state = batcher.rows_state(padded, self.shapes, len(self.allocators), self.model.config.vocab_size)
-        tokens, lengths = batcher.chunk_tokens(chunks, num_tokens, num_rows)
-        out = self._run("prefill", requests, state, tokens, lengths)
-        if out is None:
-            return
-        for request, size in chunks:
-            request.seq_len += size
-            if request.lease.drop_behind_windows(request.seq_len):
-                self._stale = True
-        done = tuple((row, request) for row, request in enumerate(requests) if request.seq_len == request.num_tokens)
-        for _, request in done:
-            self.waiting.remove(request)
-            request.in_flight += 1
-            self.joining.append(request)
-        self.unread.append(Launched(out, done))
+    # Decoding: who runs a token more, and with which blocks.
 
-    def _admit(self, request: Request) -> None:
-        windows = tuple(spec.window for spec in self.model.layout.groups)
-        request.lease = Lease(self.allocators, windows, self.config.block_size)
-        request.lease.grow(request.num_tokens, 0)
-        request.known_len = max(request.known_len, len(request.prompt))
-        request.started_at = request.started_at or self.clock()
+    def _rows_with_room(self) -> tuple[list[Request], list[BlockCopy]]:
+        """Requests that decode in this step, each with a block for its token, and the block copies they need first.
 
-    def _launch_decode(self) -> None:
-        self._settle_rows()
-        active = [row for row in self.rows if row is not None]
-        if not active or not self._make_room(active):
-            return
-        if self._stale:
-            tables = batcher.block_tables(self.rows, self.shapes, len(self.allocators))
-            self._state = self._state.replace(block_tables=tables, seq_len=batcher.seq_lens(self.rows))
-            self._stale = False
-        out = self._run("decode", active, self._state)
-        if out is None:
-            return
-        for request in active:
-            request.seq_len += 1
-            request.in_flight += 1
-        self.unread.append(Launched(out, tuple((i, row) for i, row in enumerate(self.rows) if row is not None)))
+        The newest requests give their blocks back while there are not enough.
+        """
+        if self.limits.recompute_len:
+            self._restart_outgrown()
+        copies: dict[Request, list[BlockCopy]] = {}
+        while True:
+            decoding = [request for request in self.running.values() if request.wants_more]
+            for request in decoding:
+                if request.seq_len < request.lease.capacity:
+                    continue
+                changed = request.lease.drop_behind_windows(request.seq_len)
+                first = len(request.lease.tables[0])
+                grown = self.memory.grow(request, request.seq_len + 1)
+                if grown is None:
+                    self._preempt_newest()
+                    break
+                copies[request] = grown
+                self.slots.write(request.slot, request.lease, 0 if changed or grown else first)
+                self._draws.tables_changed()
+            else:
+                # Whoever was thrown out meanwhile has given back the blocks that it would have copied to.
+                return decoding, [copy for request in decoding for copy in copies.get(request, ())]
 
-    def _settle_rows(self) -> None:
-        """Rows without the requests that want no more, with those that join; rebuilt from the host's own knowledge
-        when a request joins or half of the rows stand empty, which needs every token read first."""
-        leaving = [row for row in self.running if not row.wants_more or self._outgrown(row)]
-        kept = len(self.running) - len(leaving)
-        if leaving or self.joining or (kept and self.shapes.decode_rows(kept) < len(self.rows)):
+    def _restart_outgrown(self) -> None:
+        """Sends back requests at the length where their rotary frequencies change: their past is run again."""
+        limit = self.limits.recompute_len
+        outgrown = [r for r in self.running.values() if r.known_len <= limit <= r.seq_len]
+        if outgrown:
             self._read_all()
-        for row in leaving:
-            if row.lease is not None:
-                self._requeue(row)
-        if self.joining or (self.running and self.shapes.decode_rows(len(self.running)) < len(self.rows)):
-            members = self.running
-            self.joining = []
-            self.rows = [*members, *[None] * (self.shapes.decode_rows(len(members)) - len(members))] if members else []
-            self._state = batcher.rows_state(self.rows, self.shapes, len(self.allocators), self.model.config.vocab_size)
-
-    def _outgrown(self, request: Request) -> bool:
-        limit = self.model.config.recompute_len
-        return bool(limit) and request.known_len <= limit <= request.seq_len
-
-    def _make_room(self, active: list[Request]) -> bool:
-        """Blocks for one more token of each row, or false after giving back the newest request's."""
-        copies: list[BlockCopy] = []
-        fits = True
-        for request in active:
-            fits = request.lease.can_grow(request.seq_len + 1, request.seq_len)
-            if not fits:
-                break
-            if request.lease.missing(request.seq_len + 1):
-                self._stale = True
-                request.lease.drop_behind_windows(request.seq_len)
-            copies += request.lease.grow(request.seq_len + 1, request.seq_len)
-        if copies:
-            self._copy(copies)
-        if not fits:
-            self._read_all()
-            # What is read may have ended some. A lone one lacks what a half-filled prompt holds, which goes on next.
-            if len(self.running) > 1:
-                self._requeue(max(self.running, key=lambda row: row.request_id))
-        return fits
-
-    def _copy(self, copies: list[BlockCopy]) -> None:
-        groups = range(len(self.allocators))
-        pairs = [[(c.source, c.target) for c in copies if c.group == group] for group in groups]
-        width = max(len(pair) for pair in pairs)
-        padded = np.asarray([pair + [(0, 0)] * (width - len(pair)) for pair in pairs], np.int32)
-        sources, targets = (tuple(np.ascontiguousarray(x) for x in padded[:, :, side]) for side in (0, 1))
-        self.pool = self.steps.run("copy_blocks", self.pool, sources, targets)
-        self._stale = True
-
-    def _run(self, name: str, requests: list[Request], state, *arguments) -> StepOutput | None:
-        """The output of a step, or None after failing its requests because the device could not run it."""
-        wanted = max((r.params.logprobs if r.params.logprobs is not None else -1 for r in requests), default=-1)
-        most = min(MAX_LOGPROBS, self.model.config.vocab_size)
-        num_logprobs = 0 if wanted < 0 else 1 if wanted <= 1 else most
-        try:
-            self.pool, state, out = self.steps.run(
-                name, self.params, self.pool, state, *arguments, num_logprobs=num_logprobs
-            )
-        except jax.errors.JaxRuntimeError as error:
-            lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.pool))
-            self._recover(requests, error, pool_lost=lost)
-            return None
-        if name == "decode":
-            self._state = state
-        return out
-
-    def _recover(self, requests: Sequence[Request], error: Exception, pool_lost: bool) -> None:
-        for request in requests:
-            self._fail(request, RequestError(f"{request.request_id}: the device could not run the step ({error})."))
-        if pool_lost:
-            # What others had in it is recomputed; tokens that nobody has read are drawn again.
-            self.unread.clear()
-            self.pool = self._fresh_pool()
-            others = [*self.running, *(r for r in self.waiting if r.lease is not None)]
-            for request in sorted(others, key=lambda r: r.request_id, reverse=True):
-                request.in_flight = 0
+        for request in outgrown:
+            if not request.finished:
+                request.known_len = request.num_tokens
                 self._requeue(request)
 
-    def _read_all(self) -> None:
-        while self.unread:
-            self._read_oldest()
+    def _preempt_newest(self) -> None:
+        before = len(self.running)
+        self._read_all()
+        if len(self.running) < before:
+            return  # some had ended
+        victims = [*self.running.values(), *self.filling]
+        if victims:
+            victim = max(victims, key=lambda request: (request.rank, request.request_id))
+            victim.num_preemptions += 1
+            self.counters.num_preemptions += 1
+            self._requeue(victim)
 
-    def _read_oldest(self) -> None:
-        launched = self.unread.popleft()
-        if not launched.rows:
-            return
+    def _requeue(self, request: Request) -> None:
+        """Back to the request's place in the queue; what it wrote stays cached as long as nobody needs the room."""
+        self._withdraw(request, keep=True)
+        if len(request.prompt_logprobs) < len(request.prompt) - 1:
+            request.prompt_logprobs.clear()
+        self.waiting.push(request)
+
+    # Prefilling: whose prompt goes on, and who enters.
+
+    def _planned_chunks(self, num_decoding: int) -> list[Chunk]:
+        offered: dict[int, Request] = {}
+        view = View(
+            filling=[Filling(request.request_id, request.remaining) for request in self.filling],
+            waiting=self._offered(offered),
+            num_decoding=num_decoding,
+            free_slots=self.slots.num_free,
+            free_blocks=self.memory.num_available,
+        )
+        by_id = {request.request_id: request for request in self.filling}
+        chunks = [
+            ((offered.pop if chunk.enters else by_id.get)(chunk.request_id), chunk.num_tokens)
+            for chunk in plan_chunks(view, self._budget)
+        ]
+        for request in offered.values():  # what it was offered of the cache is needed by those who enter
+            self.memory.end(request, keep=False)
+            request.seq_len = 0
+            self.waiting.push(request)
+        for request, _ in chunks:
+            if not request.slot:
+                self._enter(request)
+        for request in offered.values():
+            self._refused = (request.request_id, self.memory.num_available, self.slots.num_free)
+        return chunks
+
+    def _offered(self, offered: dict[int, Request]) -> Iterator[Waiting]:
+        """Requests in order of service, each holding what is cached of its tokens until the plan is made."""
+        while (request := self.waiting.head()) is not None:
+            refused, blocks, slots = self._refused
+            if refused == request.request_id and self.memory.num_available <= blocks and self.slots.num_free <= slots:
+                return  # nothing was given back since it did not fit
+            self.waiting.pop()
+            request.known_len = max(request.known_len, len(request.prompt))
+            missing = self.memory.begin(request)
+            offered[request.request_id] = request
+            yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))
+
+    def _enter(self, request: Request) -> None:
+        grown = self.memory.grow(request, request.num_tokens)
+        assert grown == [], "a planned request finds its blocks, and writes to none that it shares"
+        for one in (request, *request.followers):
+            one.slot = self.slots.claim()
+            one.started_at = one.started_at or self.clock()
+        self.slots.write(request.slot, request.lease)
+        if not request.output:
+            request.cached_tokens = request.seq_len
+            self.counters.count_prompt(len(request.prompt), request.cached_tokens)
+        self.filling.append(request)
+
+    # Launching.
+
+    def _launch(self, decoding: list[Request], chunks: list[Chunk]) -> None:
+        sizes = self.shapes.advance(len(decoding), sum(size for _, size in chunks), len(chunks))
+        requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
+        launched = self._guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
+        if launched is not None:
+            self._unread.append(launched)
+
+    def _dispatched(self, decoding: list[Request], chunks: list[Chunk], sizes) -> Launched:
+        rows = self._draws.decode_rows(decoding, sizes.decode_rows, self.device) if decoding else None
+        fill = step_chunks(chunks, sizes, self.slots) if chunks else None
+        hidden = self.device.advance(rows, fill)
+        scores = self._scores(hidden, chunks, sizes)
+        drawing = [(row, request) for row, request in enumerate(decoding)]
+        for request in decoding:
+            request.seq_len += 1
+            request.in_flight += 1
+        for row, (request, size) in enumerate(chunks, start=sizes.decode_rows):
+            request.seq_len += size
+            self.memory.keep(request)
+            if request.lease.drop_behind_windows(request.seq_len):
+                self.slots.write(request.slot, request.lease)
+            if not request.remaining:
+                drawing += [(row, one) for one in self._joined(request)]
+        if not drawing:
+            return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
+        if any(request.constraint is not None for _, request in drawing):
+            resets = self._num_resets
+            self._read_all()
+            if resets != self._num_resets:
+                return Launched(None, ())  # this step's pool is lost as well
+        out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends)
+        by_row = tuple((row, request) for row, (_, request) in enumerate(drawing))
+        return Launched(out, by_row, scores, tuple(chunks) if scores is not None else ())
+
+    def _scores(self, hidden, chunks: list[Chunk], sizes):
+        wanted = [r.params.prompt_logprobs for r, _ in chunks if r.params.prompt_logprobs is not None and not r.output]
+        if not wanted:
+            return None
+        count = self._draws.num_logprobs(max(wanted))
+        return self.device.score(hidden, score_targets(chunks, sizes.chunk_tokens), count)
+
+    def _joined(self, request: Request) -> list[Request]:
+        """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""
+        self.filling.remove(request)
+        followers = [one for one in request.followers if not one.finished]
+        request.followers = []
+        for one in followers:
+            one.lease, one.seq_len, one.known_len = request.lease.fork(), request.seq_len, request.known_len
+            one.cached_tokens = request.cached_tokens
+            self.slots.write(one.slot, one.lease)
+        for one in (request, *followers):
+            one.in_flight += 1
+            self.running[one.request_id] = one
+        self._draws.slots_changed()
+        return [request, *followers]
+
+    # Failures.
+
+    def _guarded(self, requests: Sequence[Request], run: Callable):
+        """What `run` gives, or None after failing `requests` because it could not."""
         try:
-            read = list(read_tokens(launched.out, launched.rows, self.clock))
-        except jax.errors.JaxRuntimeError as error:
-            # A step that failed after its dispatch left nothing sound in the pool it returned.
-            self._recover([request for _, request in launched.rows], error, pool_lost=True)
-            return
-        for request, reason, error in read:
-            if error is not None:
-                self._fail(request, error)
-            elif reason:
-                self._finish(request, reason)
+            return run()
+        except FAILURES as error:
+            reason = f"the device could not run the step ({error})"
+            self._recover(requests, reason, pool_lost=self.device.pool_lost)
+            return None
+
+    def _recover(self, requests: Sequence[Request], reason: str, pool_lost: bool) -> None:
+        for request in requests:
+            self._fail(request, RequestError(f"request {request.request_id}: {reason}; submit it again."))
+        if pool_lost:
+            # What others had in it is recomputed; tokens that nobody has read are drawn again.
+            self._unread.clear()
+            self.memory.forget()
+            self.device.reset()
+            self._num_resets += 1
+            for request in [*self.running.values(), *self.filling]:
+                request.in_flight = 0
+                self._requeue(request)
 
     def _fail(self, request: Request, error: MetraleError) -> None:
         if not request.finished:
             request.error = error
             self._finish(request, "error")
 
+    # Reading and ending.
+
+    def _read_all(self) -> None:
+        while self._unread:
+            self._read_oldest()
+
+    def _read_oldest(self) -> None:
+        launched = self._unread.popleft()
+        try:
+            host, scores = self.device.fetch((launched.out, launched.scores))
+        except FAILURES as error:
+            # A step that failed after its dispatch left nothing sound in the pool it returned.
+            requests = [*(request for _, request in launched.rows), *(request for request, _ in launched.chunks)]
+            self._recover(requests, f"the device could not run the step ({error})", pool_lost=True)
+            return
+        if scores is not None:
+            read_prompt_scores(scores, launched.chunks)
+        if host is None:
+            return
+        if not all(host.finite[row] for row, _ in launched.rows):
+            self.memory.forget()  # what made it may be among the kept blocks
+        ended = list(read_tokens(host, launched.rows, self.clock()))
+        self.counters.generated_tokens += len(launched.rows)
+        for request, reason, error in ended:
+            if error is not None:
+                self._fail(request, error)
+            else:
+                self._finish(request, reason)
+
     def _finish(self, request: Request, reason: str) -> None:
         if request.finished:
             return
         request.finish_reason = reason
         request.finished_at = self.clock()
-        self._withdraw(request)
+        self.counters.finished[reason] += 1
+        self._withdraw(request, keep=reason != "error")
+        followers = [one for one in request.followers if not one.finished]
+        if followers:
+            # They go on without the one that ran their prompt.
+            request.followers = []
+            followers[0].followers = followers[1:]
+            self.waiting.push(followers[0])
 
-    def _requeue(self, request: Request) -> None:
-        """Back to the head of the queue; its past is recomputed, under its new length where that matters.
-
-        A half-filled prompt stays before it: behind one that cannot enter it would hold its blocks for good.
-        """
-        if self._outgrown(request):
-            request.known_len = request.num_tokens
-        else:
-            request.num_preemptions += 1
-        self._withdraw(request)
+    def _withdraw(self, request: Request, keep: bool) -> None:
+        """Takes back all that a request holds, its followers' slots included."""
+        self.waiting.discard(request)
+        self.running.pop(request.request_id, None)
+        if request in self.filling:
+            self.filling.remove(request)
+        for one in (request, *request.followers):
+            if one.slot:
+                self.slots.release(one.slot)
+                one.slot = 0
+        self.memory.end(request, keep)
         request.seq_len = 0
-        self.waiting.insert(sum(other.lease is not None for other in self.waiting), request)
-
-    def _withdraw(self, request: Request) -> None:
-        if request.lease is not None:
-            request.lease.release()
-            request.lease = None
-        if request in self.rows:
-            self.rows[self.rows.index(request)] = None
-            self._stale = True
-        elif request in self.joining:
-            self.joining.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a step's tokens: each is applied as if it had come alone, stop rules included."""
 
-from collections.abc import Callable, Iterator
-
-import jax
+from collections.abc import Iterator, Sequence
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine.request import Request, TokenLogprob
@@ -11,44 +9,77 @@ from metrale_jax.steps.outcome import StepOutput
 
 
 def read_tokens(
-    out: StepOutput, rows: tuple[tuple[int, Request], ...], clock: Callable[[], float]
+    host: StepOutput, rows: Sequence[tuple[int, Request]], now: float
 ) -> Iterator[tuple[Request, str, MetraleError | None]]:
-    """For each row's request: why it ended ("" if it goes on) and the error that ended it, after taking its tokens.
+    """The requests that end here, why, and the error that ended them, after each row's tokens were taken.
 
-    One transfer fetches the step. A request that ended meanwhile (cancelled, or by an earlier token) takes nothing.
+    `host` holds numpy arrays. A request that ended meanwhile (cancelled, or by an earlier token) takes nothing.
     """
-    host = jax.device_get(out)
-    now = clock()
+    tokens, counts = host.tokens.tolist(), host.num_tokens.tolist()
+    finite, drawable = host.finite.tolist(), host.drawable.tolist()
     for row, request in rows:
-        request.in_flight = max(0, request.in_flight - 1)
-        if request.finished:
+        request.in_flight -= 1
+        if request.finish_reason:
             continue
-        if not host.finite[row]:
-            message = (
-                f"logits of request {request.request_id} are not finite after {request.num_tokens} tokens; check the "
-                "weights, or load them in float32."
-            )
-            yield request, "error", RequestError(message)
+        if not finite[row]:
+            yield request, "error", _not_finite(request)
             continue
-        reason = ""
-        for column in range(int(host.num_tokens[row])):
-            reason = _take(request, host, row, column, now)
-            if reason:
+        for column in range(counts[row]):
+            if not drawable[row][column]:
+                yield request, "error", _nothing_to_draw(request)
                 break
-        yield request, reason, None
+            token = tokens[row][column]
+            request.output.append(token)
+            if not request.first_token_at:
+                request.first_token_at = now
+            if request.params.logprobs is not None:
+                request.logprobs.append(_logprob(host, row, column, token, request.params.logprobs))
+            reason, error = _ended(request, token)
+            if reason:
+                yield request, reason, error
+                break
 
 
-def _take(request: Request, host: StepOutput, row: int, column: int, now: float) -> str:
-    token = int(host.tokens[row, column])
-    request.output.append(token)
-    request.first_token_at = request.first_token_at or now
-    count = request.params.logprobs
-    if count is not None:
-        top = zip(host.top_ids[row, column, :count], host.top_logprobs[row, column, :count], strict=True)
-        pairs = tuple((int(token_id), float(value)) for token_id, value in top)
-        request.logprobs.append(TokenLogprob(token, float(host.logprobs[row, column]), pairs))
-    if token in request.stop_ids:
-        return "stop"
-    if request.watch([token]):
-        return "stop"
-    return "length" if len(request.output) >= request.max_tokens else ""
+def _ended(request: Request, token: int) -> tuple[str, MetraleError | None]:
+    try:
+        if request.constraint is not None:
+            request.constraint.accept(token)
+        if token in request.stop_ids or (request.watch is not None and request.watch([token])):
+            return "stop", None
+    except MetraleError as error:
+        return "error", error
+    return ("length" if len(request.output) >= request.max_tokens else ""), None
+
+
+def _not_finite(request: Request) -> RequestError:
+    return RequestError(
+        f"logits of request {request.request_id} are not finite after {request.num_tokens} tokens; check the weights, "
+        "or load them in float32."
+    )
+
+
+def _nothing_to_draw(request: Request) -> RequestError:
+    return RequestError(
+        f"request {request.request_id}: its rules allow no token after {request.num_tokens} tokens; loosen its masks, "
+        "bad words or structure."
+    )
+
+
+def _logprob(host: StepOutput, row: int, column: int, token: int, count: int) -> TokenLogprob:
+    top = zip(host.top_ids[row, column, :count].tolist(), host.top_logprobs[row, column, :count].tolist(), strict=True)
+    return TokenLogprob(token, float(host.logprobs[row, column]), tuple(top))
+
+
+def read_prompt_scores(scores, chunk: Sequence[tuple[Request, int]]) -> None:
+    """Takes the log-probabilities of a step's prompt tokens; `chunk` are its requests and their tokens, in order."""
+    start = 0
+    for request, size in chunk:
+        count = request.params.prompt_logprobs
+        if count is not None and not request.finish_reason:
+            wanted = len(request.prompt) - 1 - len(request.prompt_logprobs)
+            for row in range(start, start + min(size, wanted)):
+                token = request.prompt[len(request.prompt_logprobs) + 1]
+                ids, top = scores.top_ids[row, :count].tolist(), scores.top_logprobs[row, :count].tolist()
+                pairs = tuple(zip(ids, top, strict=True))
+                request.prompt_logprobs.append(TokenLogprob(token, float(scores.logprobs[row]), pairs))
+        start += size

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Request`: the life of one answer, as the host keeps it. Mutable; never enters `jit`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.engine.lease import Lease
+from metrale_jax.sampling.constraints import Constraint
 from metrale_jax.sampling.params import SamplingParams
 
 
@@ -20,7 +23,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Seconds since the request was queued, on a monotonic clock; 0 where the point was not reached."""
+    """Seconds since the request was queued, on a monotonic clock; 0 where the point was not reached.
+
+    `queued_s` is when its prompt began to run, `first_token_s` and `finished_s` say for themselves.
+    """
 
     queued_s: float
     first_token_s: float
@@ -33,30 +39,44 @@ class RequestMetrics:
         return (num_tokens - 1) / span if num_tokens > 1 and span > 0 else 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt on its way to an answer.
 
     `stop_ids` end the answer, `seed` drives its noise. `watch(new_tokens) -> bool` sees tokens as they stand and ends
-    the request by returning true (stop strings live there). `seq_len` counts tokens whose keys and values are
-    dispatched; `in_flight` counts drawn tokens that the host has not seen yet. `known_len` is the length under which
-    the sequence was first run, which length-dependent rotary embeddings go by.
+    the request by returning true (stop strings live there). `fixed_mask` are the words of the tokens that may ever be
+    drawn, `constraint` says which may come next (it covers the fixed ones too); each may be None.
+    `namespace` is what its cached blocks are valid for beside their tokens.
+
+    `seq_len` counts tokens whose keys and values are dispatched; `in_flight` counts drawn tokens that the host has not
+    seen yet. `known_len` is the length under which the sequence was first run, which length-dependent rotary
+    embeddings go by. `slot` is its row of the engine's slot table, 0 for none. `followers` are the other answers to
+    the same prompt: they fork from this one where its prompt ends.
     """
 
     request_id: int
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
-    stop_ids: tuple[int, ...]
+    stop_ids: frozenset[int]
     max_tokens: int
-    watch: Callable[[list[int]], bool]
     queued_at: float
+    watch: Callable[[list[int]], bool] | None = None
+    fixed_mask: np.ndarray | None = None
+    constraint: Constraint | None = None
+    namespace: Hashable = ()
+    rank: int = 0
+    deadline: float = 0.0
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    followers: list["Request"] = field(default_factory=list)
     lease: Lease | None = None
+    slot: int = 0
     seq_len: int = 0
     in_flight: int = 0
     known_len: int = 0
+    cached_tokens: int = 0
     finish_reason: str = ""
     error: MetraleError | None = None
     started_at: float = 0.0
@@ -70,6 +90,11 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     @property
+    def remaining(self) -> int:
+        """Tokens whose keys and values are not dispatched yet, the last one drawn included."""
+        return self.num_tokens - self.seq_len
+
+    @property
     def finished(self) -> bool:
         """Whether the answer is complete."""
         return bool(self.finish_reason)
@@ -77,7 +102,7 @@ class Request:
     @property
     def wants_more(self) -> bool:
         """Whether another token may be dispatched: the limit counts tokens still in flight."""
-        return not self.finished and len(self.output) + self.in_flight < self.max_tokens
+        return not self.finish_reason and len(self.output) + self.in_flight < self.max_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop` of prompt and answer."""

@@ -1,38 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`plan_step`: what the next step does, decided by a pure function on host data.
+"""`plan_chunks`: which prompts the next step takes further, decided by a pure function on host data.
 
-First come, first served. Prefill and decode steps alternate while both have work, so that a long prompt delays
-running answers by one chunk at a time. Nothing here allocates: the loop does, and comes back if it cannot.
+Decoding comes first and is in every step; chunks of prompts fill the token budget beside it, so that a long prompt
+delays running answers by one chunk's time and never stops them. Who waits enters in order; one that does not fit keeps
+its turn, since passing it would starve it. Nothing here allocates: the loop does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Filling:
+    """A prompt under way: tokens left to run."""
+
+    request_id: int
+    remaining: int
+
+
+@dataclass(frozen=True)
 class Waiting:
-    """A request with tokens to prefill: how many are left, and how many blocks it lacks to hold them and one more."""
+    """A request that could enter: tokens left to run after what is cached, blocks and slots that it lacks to begin."""
 
     request_id: int
     remaining: int
     missing_blocks: int
-    holds_row: bool
+    slots: int = 1
 
 
 @dataclass(frozen=True)
 class View:
-    """What the scheduler sees: `waiting` in order of arrival, ids of `running`, free rows and free blocks."""
+    """What the scheduler sees. `filling` and `waiting` are in order of service; `waiting` is read no further than it
+    takes, and free blocks include those that eviction would give."""
 
-    waiting: Sequence[Waiting]
-    running: Sequence[int]
-    free_rows: int
+    filling: Sequence[Filling]
+    waiting: Iterable[Waiting]
+    num_decoding: int
+    free_slots: int
     free_blocks: int
-    last_was_prefill: bool
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a step."""
+    """Limits of a step's prompt chunks."""
 
     prefill_tokens: int
     prefill_rows: int
@@ -40,45 +50,34 @@ class Budget:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Prefill `num_tokens` more of a request."""
+    """Prefill `num_tokens` more of a request; `enters` if it was waiting."""
 
     request_id: int
     num_tokens: int
+    enters: bool = False
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """Either chunks to prefill, or ids to decode, or neither."""
-
-    prefill: tuple[Chunk, ...] = ()
-    decode: tuple[int, ...] = ()
-
-
-def plan_step(view: View, budget: Budget) -> StepPlan:
-    """The next step.
+def plan_chunks(view: View, budget: Budget) -> tuple[Chunk, ...]:
+    """The chunks of the next step, beside the sequences that decode in it.
 
     A request enters only if the blocks for its whole prompt are free, since half a prompt is no use, and with one to
-    spare for each running answer, since else the next decode step would throw it out again.
+    spare for each running answer, since else the next step would throw it out again. The budget is for prompts alone:
+    decoding takes nothing from it.
     """
-    if view.running and view.last_was_prefill:
-        return StepPlan(decode=tuple(view.running))
-    chunks = _chunks(view, budget)
-    if chunks:
-        return StepPlan(prefill=chunks)
-    return StepPlan(decode=tuple(view.running))
-
-
-def _chunks(view: View, budget: Budget) -> tuple[Chunk, ...]:
-    tokens, rows, blocks = budget.prefill_tokens, view.free_rows, view.free_blocks - len(view.running)
+    tokens, blocks, slots = budget.prefill_tokens, view.free_blocks - view.num_decoding, view.free_slots
     chunks: list[Chunk] = []
-    for item in view.waiting:
-        enters = not item.holds_row
-        lacks = item.missing_blocks if enters else 0
-        if len(chunks) == budget.prefill_rows or tokens == 0 or (enters and (rows == 0 or lacks > blocks)):
-            break
+    for item in view.filling:
+        if not tokens or len(chunks) == budget.prefill_rows:
+            return tuple(chunks)
         size = min(item.remaining, tokens)
         chunks.append(Chunk(item.request_id, size))
         tokens -= size
-        blocks -= lacks
-        rows -= enters
+    waiting = iter(view.waiting)
+    while tokens and slots > 0 and len(chunks) < budget.prefill_rows:
+        item = next(waiting, None)
+        if item is None or item.slots > slots or item.missing_blocks > blocks:
+            break
+        size = min(item.remaining, tokens)
+        chunks.append(Chunk(item.request_id, size, enters=True))
+        tokens, blocks, slots = tokens - size, blocks - item.missing_blocks, slots - item.slots
     return tuple(chunks)

@@ -7,6 +7,8 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
 
+COUNTS = ("max_sequences", "max_context_tokens", "block_size", "kv_cache_bytes", "prefill_tokens", "prefill_rows")
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -14,7 +16,8 @@ class EngineConfig:
 
     `max_sequences` run at once; `max_context_tokens` bounds prompt plus answer; `block_size` is tokens a KV block;
     `kv_cache_bytes` the pool's size; `prefill_tokens` the budget of one prefill step, shared by at most
-    `prefill_rows` prompts. Raises `ConfigError` for values out of range.
+    `prefill_rows` prompts; with `prefix_cache`, what requests wrote is kept for prompts that begin the same. Raises
+    `ConfigError` for values out of range.
     """
 
     max_sequences: int = 32
@@ -23,9 +26,10 @@ class EngineConfig:
     kv_cache_bytes: int = 192 << 20
     prefill_tokens: int = 512
     prefill_rows: int = 8
+    prefix_cache: bool = True
 
     def __post_init__(self):
-        for name in self.__dataclass_fields__:
+        for name in COUNTS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} is not an integer above 0; give a count.")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling ahead: the arguments of each step as shapes only, so that it can begin before the weights are there."""
+"""Compiling ahead: the arguments of each program as shapes only, so that it can begin before the weights are there."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,14 +11,48 @@ import jax.numpy as jnp
 import numpy as np
 
 from metrale_jax.core.specs import ParamSpec
-from metrale_jax.engine import batcher
-from metrale_jax.engine.buckets import ShapePlan, make_shape_plan
+from metrale_jax.engine.buckets import Advance, ShapePlan, make_shape_plan
+from metrale_jax.engine.device import COPIES, Chunks, Rows, chunk_rows, decode_rows, head_of
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.models.decoder import DecoderParams
+from metrale_jax.sampling.params import MAX_LOGPROBS
+from metrale_jax.sampling.rows import sampling_state
 from metrale_jax.state.pool import abstract_pool
 from metrale_jax.steps.build import Steps
+from metrale_jax.steps.serving import DrawRows
 
-Shape = tuple[str, tuple[int, ...]]
+
+@dataclass(frozen=True)
+class Draw:
+    """A program that draws for `rows` sequences, with `extras` if any rule asks for them."""
+
+    rows: int
+    extras: bool = False
+    num_logprobs: int = 0
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A program that picks `rows` of `num_ends` hidden rows."""
+
+    num_ends: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """A program that scores `num_tokens` prompt tokens."""
+
+    num_tokens: int
+    num_logprobs: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The program that copies blocks."""
+
+
+Program = Advance | Draw | Pick | Score | Copy
 
 
 def abstract_params(specs: DecoderParams, dtype: str) -> DecoderParams:
@@ -29,36 +64,80 @@ def abstract_params(specs: DecoderParams, dtype: str) -> DecoderParams:
     return jax.tree.map(leaf, specs)
 
 
-def first_shapes(config: EngineConfig, num_eos_ids: int) -> tuple[Shape, ...]:
+def first_programs(shapes: ShapePlan) -> tuple[Program, ...]:
     """What a lone short prompt needs."""
-    shapes = make_shape_plan(config, num_eos_ids)
-    return (("prefill", shapes.prefill_shape(1, 1)), ("decode", (1,)))
+    return (shapes.advance(0, 1, 1), shapes.advance(1, 0, 0), Draw(1))
 
 
-def all_shapes(shapes: ShapePlan) -> tuple[Shape, ...]:
-    """What any load can need, log-probabilities apart."""
-    decode = [("decode", (rows,)) for rows in shapes.all_decode_rows()]
-    return (*decode, *(("prefill", shape) for shape in shapes.all_prefill_shapes()))
+def all_programs(shapes: ShapePlan, vocab_size: int) -> tuple[Program, ...]:
+    """What any load can need. Costly ones come first."""
+    advances, rows = shapes.all_advances(), shapes.all_row_buckets()
+    most = min(MAX_LOGPROBS, vocab_size)
+    draws = [Draw(count, extras, logprobs) for count in rows for extras in (False, True) for logprobs in (0, most)]
+    ends = sorted({advance.num_ends for advance in advances})
+    picks = [Pick(count, size) for count in ends for size in rows]
+    scores = [Score(tokens, most) for tokens in sorted({a.chunk_tokens for a in advances if a.chunk_tokens})]
+    return (*advances, *draws, *scores, *picks, Copy())
 
 
-def compile_shapes(
-    steps: Steps, params: Any, config: EngineConfig, num_eos_ids: int, wanted: Sequence[Shape]
-) -> Iterator[Shape]:
-    """Compiles the wanted steps, two at a time, and yields each when done; `params` may be shapes only.
+def compile_programs(steps: Steps, params: Any, config: EngineConfig, wanted: Sequence[Program]) -> Iterator[Program]:
+    """Compiles the wanted programs, two at a time, and yields each when done; `params` may be shapes only.
 
     Most of a compile runs on one core, so that two take little longer than one.
     """
-    model = steps.model
-    shapes = make_shape_plan(config, num_eos_ids)
-    num_groups = len(model.layout.groups)
-    pool = abstract_pool(model.layout, (blocks_for(model.layout, config),) * num_groups)
+    plan = _Plan(steps, params, config)
 
-    def compiled(shape: Shape) -> Shape:
-        name, sizes = shape
-        state = batcher.rows_state([None] * sizes[-1], shapes, num_groups, model.config.vocab_size)
-        chunk = (np.zeros(sizes[0], np.int32), np.zeros(sizes[1], np.int32)) if name == "prefill" else ()
-        steps.executable(name, params, pool, state, *chunk, num_logprobs=0)
-        return shape
+    def compiled(program: Program) -> Program:
+        plan.compile(program)
+        return program
 
     with ThreadPoolExecutor(max_workers=2) as workers:
         yield from workers.map(compiled, wanted)
+
+
+class _Plan:
+    """Arguments of every program of one engine."""
+
+    def __init__(self, steps: Steps, params: Any, config: EngineConfig):
+        self.steps, self.params, self.config = steps, params, config
+        model = steps.model
+        self.shapes = make_shape_plan(config, len(model.config.eos_token_ids))
+        self.num_groups = len(model.layout.groups)
+        self.pool = abstract_pool(model.layout, (blocks_for(model.layout, config),) * self.num_groups)
+        self.last_tokens = np.zeros(self.shapes.num_slots + 1, np.int32)
+
+    def compile(self, program: Program) -> None:
+        """Compiles one program."""
+        head, model = head_of(self.params), self.steps.model.config
+        match program:
+            case Advance(rows, tokens, chunks):
+                decoding = decode_rows(self._rows(rows)) if rows else ()
+                filling = _ints(tokens), _ints(chunks)
+                fill = chunk_rows(Chunks(self._rows(chunks), *filling)) if chunks else ()
+                self.steps.executable("advance", self.params, self.pool, self.last_tokens, decoding, fill)
+            case Draw(rows, extras, num_logprobs):
+                history_len = self.config.max_context_tokens if extras else 0
+                sampling = sampling_state([None] * rows, model.vocab_size, self.shapes.stop_ids, history_len)
+                draw = DrawRows(_ints(rows), _ints(rows), np.zeros(rows, bool), sampling)
+                arguments = head, self.last_tokens, self._hidden(rows), draw
+                self.steps.executable("finish", *arguments, num_logprobs=num_logprobs)
+            case Pick(num_ends, rows):
+                self.steps.executable("pick_rows", self._hidden(num_ends), _ints(rows))
+            case Score(tokens, num_logprobs):
+                arguments = head, self._hidden(tokens), _ints(tokens)
+                self.steps.executable("prompt_scores", *arguments, num_logprobs=num_logprobs)
+
+            case Copy():
+                blocks = tuple(_ints(COPIES) for _ in range(self.num_groups))
+                self.steps.executable("copy_blocks", self.pool, blocks, blocks)
+
+    def _rows(self, count: int) -> Rows:
+        tables = tuple(np.zeros((count, self.shapes.table_width), np.int32) for _ in range(self.num_groups))
+        return Rows(_ints(count), _ints(count), _ints(count), tables)
+
+    def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, self.steps.model.config.hidden_dim), self.params.embed.dtype)
+
+
+def _ints(size: int) -> np.ndarray:
+    return np.zeros(size, np.int32)

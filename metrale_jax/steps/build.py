@@ -19,7 +19,9 @@ from metrale_jax.state.pool import Pool, copy_blocks
 from metrale_jax.steps.decode import decode
 from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
+from metrale_jax.steps.prompt_scores import prompt_logprobs
 from metrale_jax.steps.score import score
+from metrale_jax.steps.serving import advance, finish, pick_rows, put_tokens
 from metrale_jax.steps.verify import verify
 
 # Position of the donated pool among each function's arguments after the model, and how many values it returns.
@@ -30,9 +32,15 @@ STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
         "verify": (verify, 1, 3),
         "mixed": (mixed, 1, 5),
         "score": (score, 1, 3),
+        "advance": (advance, 1, 3),
     }
 )
-UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType({"copy_blocks": (copy_blocks, (0,))})
+# Functions of a model and its params that leave the pool alone.
+HEADS: Mapping[str, Callable] = MappingProxyType({"finish": finish, "prompt_scores": prompt_logprobs})
+# Functions of neither, and which of their arguments are donated.
+UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
+    {"copy_blocks": (copy_blocks, (0,)), "pick_rows": (pick_rows, ()), "put_tokens": (put_tokens, ())}
+)
 
 
 def jitted_step(name: str, model: Model, pool_formats: Pool | None = None, **static) -> Any:
@@ -93,12 +101,14 @@ class Steps:
     def _jitted(self, name, static):
         if name in STEPS:
             return jitted_step(name, self.model, **static)
+        if name in HEADS:
+            return jax.jit(partial(HEADS[name], self.model, **static))
         function, donated = UPKEEP[name]
         return jax.jit(function, donate_argnums=donated)
 
     def _shape_key(self, name, arguments):
         # Params never change shape under one model; hashing their hundreds of leaves each step would cost more than the
         # rest of the host's work.
-        varying = arguments[1:] if name in STEPS else arguments
+        varying = arguments if name in UPKEEP else arguments[1:]
         leaves, tree = jax.tree.flatten(varying)
-        return (tree, *((leaf.shape, str(leaf.dtype)) for leaf in leaves))
+        return (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))

@@ -2,15 +2,19 @@
 """Engines over the stored checkpoints, all of the same few shapes, and what each request gives alone."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metrale_jax.engine.blocks import BlockAllocator
-from metrale_jax.engine.buckets import ShapePlan, make_shape_plan
+from metrale_jax.core.config import rope_regime
+from metrale_jax.engine.admission import Ask
+from metrale_jax.engine.buckets import Advance, ShapePlan, make_shape_plan
 from metrale_jax.engine.loop import Engine
+from metrale_jax.engine.make import make_engine
+from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.generate import generate_tokens
@@ -34,13 +38,14 @@ class Job:
 
 @dataclass(frozen=True)
 class WideShapes(ShapePlan):
-    """Every step of the largest size, whatever its budget: two programs serve a whole model."""
+    """Every step of the largest size, whatever its budget: few programs serve a whole model."""
 
-    def decode_rows(self, count: int) -> int:
-        return self.max_sequences
+    def row_bucket(self, count: int) -> int:
+        return self.num_slots
 
-    def prefill_shape(self, num_tokens: int, count: int) -> tuple[int, int]:
-        return CONFIG.prefill_tokens, self.prefill_rows
+    def advance(self, num_decoding: int, num_tokens: int, num_chunks: int) -> Advance:
+        chunks = (CONFIG.prefill_tokens, self.prefill_rows) if num_chunks else (0, 0)
+        return Advance(self.num_slots if num_decoding else 0, *chunks)
 
 
 class PaddedSteps:
@@ -52,10 +57,11 @@ class PaddedSteps:
     def run(self, name, params, pool, state, *chunk):
         if chunk:
             tokens, lengths = chunk
-            size, num_rows = self._shapes.prefill_shape(len(tokens), 1)
+            sizes = self._shapes.advance(0, len(tokens), 1)
+            size, num_rows = sizes.chunk_tokens, sizes.chunk_rows
             chunk = np.pad(tokens, (0, size - len(tokens))), np.pad(lengths, (0, num_rows - 1))
         else:
-            num_rows = self._shapes.decode_rows(1)
+            num_rows = self._shapes.row_bucket(1)
         state = jax.tree.map(np.asarray, state)
         tables = tuple(widened(table, self._shapes.table_width, 0) for table in state.block_tables)
         stops = widened(state.sampling.stop_ids, self._shapes.stop_ids, self.model.config.vocab_size)
@@ -81,22 +87,27 @@ class Kit:
         """Unwritten memory is NaN, and every pool is of the size that the programs were compiled for."""
         return jnp.full((spec.shape[0], self.num_blocks, *spec.shape[2:]), jnp.nan, spec.dtype)
 
-    def engine(self, prefill_tokens: int = 64, usable_blocks: int | None = None, params=None) -> Engine:
+    def shapes(self, config: EngineConfig = CONFIG) -> ShapePlan:
+        """The sizes of steps."""
+        shapes = make_shape_plan(config, 1)
+        return WideShapes(**vars(shapes)) if self.wide else shapes
+
+    def engine(self, prefill_tokens: int = 64, usable_blocks: int | None = None, params=None, **options) -> Engine:
         """A fresh engine that uses `usable_blocks` of its pool."""
-        config = replace(CONFIG, prefill_tokens=prefill_tokens)
-        engine = Engine(self.golden.steps.model, params or self.params, config, self.golden.steps, fill=self.fill)
-        if self.wide:
-            engine.shapes = WideShapes(**vars(engine.shapes))
+        config = replace(CONFIG, prefill_tokens=prefill_tokens, **options)
+        steps, model = self.golden.steps, self.golden.steps.model
+        engine = make_engine(steps, params or self.params, config, self.fill, shapes=self.shapes(config))
         if usable_blocks is not None:
-            engine.allocators = tuple(BlockAllocator(usable_blocks + 1) for _ in engine.allocators)
+            windows = tuple(spec.window for spec in model.layout.groups)
+            regime = partial(rope_regime, model.config)
+            engine.memory = Memory(usable_blocks + 1, windows, config.block_size, regime, config.prefix_cache)
             engine.limits = replace(engine.limits, usable_blocks=usable_blocks)
         return engine
 
     def solo(self, job: Job) -> list[int]:
         """The answer to `job` alone."""
         if job not in self._solo:
-            shapes = make_shape_plan(CONFIG, 1)
-            steps = PaddedSteps(self.golden.steps, WideShapes(**vars(shapes)) if self.wide else shapes)
+            steps = PaddedSteps(self.golden.steps, self.shapes())
             stop_ids = () if job.params.ignore_eos else job.eos_token_ids
             stop_ids = tuple(dict.fromkeys([*stop_ids, *job.params.stop_token_ids]))
             room = CONFIG.max_context_tokens - len(job.prompt)
@@ -114,7 +125,7 @@ class Kit:
     @staticmethod
     def submit(engine: Engine, job: Job) -> Request:
         """The request for `job`, queued."""
-        return engine.submit(job.prompt, job.params, job.seed, job.eos_token_ids)
+        return engine.submit(Ask(job.prompt, job.params, [job.seed], job.eos_token_ids))[0]
 
     @staticmethod
     def finish(engine: Engine, most_steps: int = 3000) -> None:
@@ -125,7 +136,9 @@ class Kit:
         else:
             raise AssertionError(f"work is left after {most_steps} steps")
         engine.check()
-        assert all(allocator.num_free == allocator.num_usable for allocator in engine.allocators)
+        assert not engine.slots.num_free < engine.shapes.num_slots, "an idle engine holds slots"
+        engine.memory.forget()
+        assert all(allocator.num_free == allocator.num_usable for allocator in engine.memory.allocators)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pytest
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.buckets import make_shape_plan
 from metrale_jax.engine.settings import EngineConfig, blocks_for, within_pool
-from metrale_jax.engine.warmup import all_shapes, first_shapes
+from metrale_jax.engine.warmup import Draw, Pick, all_programs, first_programs
 from metrale_jax.state.paged import PagedKvSpec
 from metrale_jax.state.pool import make_layout
 
@@ -21,26 +21,31 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_size_fits_its_shape_and_every_shape_is_announced(config):
     shapes = make_shape_plan(config, 2)
-    announced = set(all_shapes(shapes))
+    announced = set(all_programs(shapes, 100))
     for count in range(1, config.max_sequences + 1):
-        rows = shapes.decode_rows(count)
-        assert count <= rows <= config.max_sequences
-        assert ("decode", (rows,)) in announced
+        assert count <= shapes.row_bucket(count) <= config.max_sequences
+        assert {Draw(shapes.row_bucket(count), extras) for extras in (False, True)} <= announced
     for num_tokens in range(1, config.prefill_tokens + 1):
-        for count in range(1, min(config.prefill_rows, config.max_sequences) + 1):
-            tokens, rows = shapes.prefill_shape(num_tokens, count)
-            assert num_tokens <= tokens <= config.prefill_tokens and count <= rows
-            assert ("prefill", (tokens, rows)) in announced
-    assert set(first_shapes(config, 2)) <= announced
-    assert len(announced) < 30, "few enough to compile them all"
+        for num_chunks in range(1, min(config.prefill_rows, config.max_sequences) + 1):
+            for num_decoding in (0, 1, config.max_sequences):
+                sizes = shapes.advance(num_decoding, num_tokens, num_chunks)
+                assert num_tokens <= sizes.chunk_tokens <= config.prefill_tokens
+                assert num_chunks <= sizes.chunk_rows and num_decoding <= sizes.decode_rows
+                assert sizes in announced
+                for drawing in (1, config.max_sequences):
+                    assert Pick(sizes.num_ends, shapes.row_bucket(drawing)) in announced
+    for num_decoding in range(1, config.max_sequences + 1):
+        assert shapes.advance(num_decoding, 0, 0) in announced
+    assert set(first_programs(shapes)) <= announced
+    assert len(shapes.all_advances()) < 25, "few enough to compile them all"
 
 
 def test_what_does_not_fit_is_our_own_mistake():
     shapes = make_shape_plan(EngineConfig(max_sequences=4, prefill_tokens=64), 1)
     with pytest.raises(AssertionError):
-        shapes.decode_rows(5)
+        shapes.row_bucket(5)
     with pytest.raises(AssertionError):
-        shapes.prefill_shape(65, 1)
+        shapes.advance(0, 65, 1)
 
 
 def test_tables_are_wide_enough_for_the_whole_context():

@@ -2,13 +2,17 @@
 """One request gives one answer: whatever the batch, the chunks and the memory, the engine gives the solo tokens."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from metrale_jax.core.errors import RequestError
-from metrale_jax.engine.warmup import all_shapes, compile_shapes
+from metrale_jax.engine.admission import Ask
+from metrale_jax.engine.buckets import Advance
+from metrale_jax.engine.warmup import all_programs, compile_programs
 from metrale_jax.sampling.params import SamplingParams
+from tests.engine.conftest import CONFIG
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=12)
@@ -35,7 +39,7 @@ def crowd(kit, params, lengths=LENGTHS):
 
 def assert_solo(kit, jobs, requests):
     for job, request in zip(jobs, requests, strict=True):
-        assert request.output == kit.solo(job), f"request of {len(job.prompt)} tokens"
+        assert request.output == kit.solo(job), f"request of {len(job.prompt)} tokens: {request.error}"
         assert not request.in_flight and request.lease is None
 
 
@@ -77,14 +81,14 @@ def test_a_request_that_grows_past_the_length_of_its_rope_is_computed_again(kit,
         assert not usable_blocks or requests[0].num_preemptions == 0, "a change of frequencies is no preemption"
 
 
-def test_a_half_filled_prompt_goes_on_though_another_is_thrown_out(kit):
+def test_the_newest_gives_way_even_with_half_a_prompt_filled(kit):
     kit = kit("llama-default", False)
     # One step takes two whole prompts and the start of a third, and no block is left for the decode after next.
     jobs = crowd(kit, GREEDY, (7, 7)) + crowd(kit, SamplingParams(temperature=0, max_tokens=8), (55,))
     engine = kit.engine(16, 9)
     requests = [kit.submit(engine, job) for job in jobs]
     kit.finish(engine, most_steps=200)
-    assert requests[1].num_preemptions > 0
+    assert [request.num_preemptions > 0 for request in requests] == [False, False, True]
     assert_solo(kit, jobs, requests)
 
 
@@ -209,7 +213,7 @@ def test_a_watch_ends_its_request_and_sees_each_token_once(kit):
         return len(seen) == 4
 
     engine = kit.engine()
-    request = engine.submit(kit.golden.prompt[:7].tolist(), GREEDY, 0, (), watch)
+    request = engine.submit(Ask(kit.golden.prompt[:7].tolist(), GREEDY, [0], (), [watch]))[0]
     kit.finish(engine)
     assert seen == request.output == free[:4]
     assert request.finish_reason == "stop"
@@ -240,34 +244,43 @@ def test_log_probabilities_are_given_with_each_token_and_change_none(kit):
 
 
 class Watched:
-    """`Steps` that notes the shape of each step it runs."""
+    """A device that notes the shape of each step that it runs."""
 
-    def __init__(self, steps):
-        self.model, self._steps, self.seen = steps.model, steps, set()
+    def __init__(self, device):
+        self._device, self.seen = device, set()
 
-    def run(self, name, params, pool, state, *chunk, **static):
-        sizes = (len(chunk[0]), len(chunk[1])) if chunk else (len(state.seq_len),)
-        self.seen.add((name, sizes))
-        return self._steps.run(name, params, pool, state, *chunk, **static)
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+    def advance(self, decoding, chunks):
+        tokens, rows = (0, 0) if chunks is None else (len(chunks.tokens), len(chunks.lengths))
+        self.seen.add(Advance(0 if decoding is None else len(decoding.seq_lens), tokens, rows))
+        return self._device.advance(decoding, chunks)
 
 
 def test_after_warm_up_no_load_compiles_anything(kit):
     kit = kit("llama-default", False)
     engine = kit.engine(16, 40)
-    steps, wanted = engine.steps, all_shapes(engine.shapes)
-    num_eos_ids = len(engine.model.config.eos_token_ids)
-    assert list(compile_shapes(steps, kit.params, engine.config, num_eos_ids, wanted)) == list(wanted)
+    steps, wanted = kit.golden.steps, all_programs(engine.shapes, kit.golden.config.vocab_size)
+    config = replace(CONFIG, prefill_tokens=16)
+    assert list(compile_programs(steps, kit.params, config, wanted)) == list(wanted)
     num_compiles = steps.num_compiles
-    engine.steps = Watched(steps)
+    engine.device = Watched(engine.device)
     rng = np.random.default_rng(0)
-    for index in range(40):
+    for index in range(120):
         prompt = rng.integers(3, 131, rng.integers(1, 50))
-        sampled = SamplingParams(
-            temperature=1.0, top_k=9, min_p=0.01, max_tokens=int(rng.integers(1, 14)), min_tokens=1
-        )
-        kit.submit(engine, kit.job(prompt, sampled if index % 2 else GREEDY, index, (2,)))
+        kinds = [
+            GREEDY,
+            SamplingParams(temperature=1.0, top_k=9, min_p=0.01, max_tokens=9, min_tokens=1),
+            SamplingParams(temperature=1.0, n=3, max_tokens=5, logprobs=2),
+            SamplingParams(temperature=0.7, repetition_penalty=1.2, bad_words=[[5, 6]], prompt_logprobs=1),
+        ]
+        params = kinds[index % len(kinds)]
+        engine.submit(Ask(prompt, params, list(range(params.n)), (2,), bad_words=params.bad_words))
         for _ in range(rng.integers(0, 9)):
             engine.step()
     kit.finish(engine)
     assert steps.num_compiles == num_compiles
-    assert engine.steps.seen == set(wanted), "each shape was needed, and no other"
+    assert engine.device.seen == {program for program in wanted if isinstance(program, Advance)}, (
+        "each shape was needed, and no other"
+    )

@@ -5,7 +5,6 @@ import jax
 import numpy as np
 import pytest
 
-from metrale_jax.engine import loop
 from metrale_jax.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -19,7 +18,7 @@ def crowd(kit, lengths=LENGTHS, vocab=130):
 
 def assert_solo(kit, jobs, requests):
     for job, request in zip(jobs, requests, strict=True):
-        assert request.output == kit.solo(job), f"request of {len(job.prompt)} tokens"
+        assert request.output == kit.solo(job), f"request of {len(job.prompt)} tokens: {request.error}"
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 20])
@@ -92,24 +91,27 @@ def test_logits_that_are_not_finite_end_their_request_alone(kit):
 
 
 class Failing:
-    """`Steps` whose `nth` step of one name raises, having taken the pool with it or not."""
+    """`Steps` whose `nth` program of one name raises, having taken the pool with it or not."""
 
     def __init__(self, steps, name, nth, takes_pool):
-        self.model, self._steps, self._name, self._takes_pool = steps.model, steps, name, takes_pool
+        self._steps, self._name, self._takes_pool = steps, name, takes_pool
         self._left = nth
 
-    def run(self, name, params, pool, *rest, **static):
+    def run(self, name, *arguments, **static):
         self._left -= name == self._name
         if name == self._name and self._left == 0:
             if self._takes_pool:
-                jax.tree.map(lambda leaf: leaf.delete(), pool)
+                jax.tree.map(lambda leaf: leaf.delete(), arguments[1])
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return self._steps.run(name, params, pool, *rest, **static)
+        return self._steps.run(name, *arguments, **static)
 
 
-@pytest.mark.parametrize("takes_pool", [True, False], ids=["pool-lost", "pool-kept"])
 @pytest.mark.parametrize(
-    ("step", "nth"), [("prefill", 1), ("prefill", 2), ("prefill", 4), ("decode", 1), ("decode", 9)]
+    ("step", "nth", "takes_pool"),
+    [
+        *(("advance", nth, takes_pool) for nth in (1, 2, 4, 12) for takes_pool in (True, False)),
+        *(("finish", nth, False) for nth in (1, 5)),
+    ],
 )
 @pytest.mark.parametrize("name", ["gemma2", "phi3-longrope"])
 def test_a_step_that_the_device_refuses_fails_its_own_requests_only(kit, name, step, nth, takes_pool):
@@ -117,7 +119,7 @@ def test_a_step_that_the_device_refuses_fails_its_own_requests_only(kit, name, s
     jobs = crowd(kit)
     # Prompts in one piece or in several: what is drawn again must not be taken twice.
     engine = kit.engine(64 if nth == 2 else 16, 14)
-    engine.steps = Failing(engine.steps, step, nth, takes_pool)
+    engine.device._steps = Failing(engine.device._steps, step, nth, takes_pool)
     requests = [kit.submit(engine, job) for job in jobs]
     kit.finish(engine)
     failed = [request for request in requests if request.finish_reason == "error"]
@@ -139,18 +141,17 @@ def test_a_step_whose_failure_shows_when_it_is_read_fails_its_own_requests_only(
     requests = [kit.submit(engine, job) for job in jobs]
     for _ in range(9):
         engine.step()
-    doomed = [request for _, request in engine.unread[0].rows if not request.finished]
+    doomed = [request for _, request in engine._unread[0].rows if not request.finished]
     assert doomed
 
-    def lost(out, rows, now):
+    def lost(out):
         monkeypatch.undo()
         raise jax.errors.JaxRuntimeError("INTERNAL: the device was lost")
-        yield
 
-    monkeypatch.setattr(loop, "read_tokens", lost)
-    before = engine.pool
+    monkeypatch.setattr(engine.device, "fetch", lost)
+    before = engine.device.pool
     kit.finish(engine)
-    assert engine.pool is not before
+    assert engine.device.pool is not before
     assert [request for request in requests if request.finish_reason == "error"] == doomed
     assert all("the device was lost" in str(request.error) for request in doomed)
     whole = [(job, request) for job, request in zip(jobs, requests, strict=True) if request not in doomed]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make_engine`: an engine over one model, its parts fitted to each other."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from metrale_jax.core.config import rope_regime
+from metrale_jax.engine.admission import Limits
+from metrale_jax.engine.buckets import ShapePlan, make_shape_plan
+from metrale_jax.engine.device import Device
+from metrale_jax.engine.loop import Engine
+from metrale_jax.engine.memory import Memory
+from metrale_jax.engine.settings import EngineConfig, blocks_for
+from metrale_jax.models.decoder import DecoderParams
+from metrale_jax.state.pool import zeros
+from metrale_jax.steps.build import Steps
+
+
+def make_engine(
+    steps: Steps,
+    params: DecoderParams,
+    config: EngineConfig,
+    fill: Callable = zeros,
+    clock: Callable[[], float] = time.monotonic,
+    shapes: ShapePlan | None = None,
+) -> Engine:
+    """An idle engine with a pool of its own; `fill` makes the pool's arrays (tests pass NaN)."""
+    model = steps.model
+    shapes = shapes or make_shape_plan(config, len(model.config.eos_token_ids))
+    num_blocks = blocks_for(model.layout, config)
+    windows = tuple(spec.window for spec in model.layout.groups)
+    memory = Memory(
+        num_blocks, windows, config.block_size, partial(rope_regime, model.config), keep=config.prefix_cache
+    )
+    limits = Limits(
+        max_context_tokens=config.max_context_tokens,
+        max_sequences=config.max_sequences,
+        vocab_size=model.config.vocab_size,
+        block_size=config.block_size,
+        usable_blocks=memory.num_usable,
+        max_stop_ids=shapes.stop_ids,
+        recompute_len=model.config.recompute_len,
+    )
+    device = Device(steps, params, num_blocks, shapes, fill)
+    return Engine(device, memory, shapes, limits, clock)
