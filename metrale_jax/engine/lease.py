@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Lease`: what a sequence holds in the pool, given back exactly once whatever fails."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from metrale_jax.engine.blocks import BlockAllocator
@@ -16,11 +17,29 @@ class BlockCopy:
     target: int
 
 
+class AbstractPin(ABC):
+    """What keeps the shared blocks that a lease was born with from being evicted."""
+
+    @abstractmethod
+    def fork(self) -> "AbstractPin":
+        """A second pin on the same blocks."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Unpins, once."""
+
+
+def first_visible_block(seq_len: int, window: int, block_size: int) -> int:
+    """Logical block with the first token that the token at position `seq_len` or a later one sees."""
+    return max(0, seq_len - window + 1) // block_size if window else 0
+
+
 @dataclass
 class Lease:
     """Block ids for each attention group, logical block i of the sequence at index i; 0 is a hole left by a window.
 
-    `windows[g]` is group g's sliding window in tokens, 0 for none.
+    `windows[g]` is group g's sliding window in tokens, 0 for none. A lease on cached blocks is born with their
+    `tables`, a reference on each, and the `pin` on them: both are the lease's to give back.
     """
 
     allocators: tuple[BlockAllocator, ...]
@@ -28,6 +47,7 @@ class Lease:
     block_size: int
     tables: list[list[int]] = field(default_factory=list)
     released: bool = False
+    pin: AbstractPin | None = None
 
     def __post_init__(self):
         if not self.tables:
@@ -37,13 +57,18 @@ class Lease:
         """Most blocks that any group lacks to hold `num_tokens`."""
         return max(0, ceil_div(num_tokens, self.block_size) - len(self.tables[0]))
 
-    def can_grow(self, num_tokens: int, written: int) -> bool:
-        """Whether `grow` with these arguments would find its blocks, copies on write included; exact."""
+    def wanted(self, num_tokens: int, written: int) -> tuple[int, ...]:
+        """Free blocks of each group that `grow` with these arguments takes, copies on write included; exact."""
         missing = self.missing(num_tokens)
-        return all(
-            allocator.num_free >= missing + len(self._shared(allocator, table, written))
+        return tuple(
+            missing + len(self._shared(allocator, table, written))
             for allocator, table in zip(self.allocators, self.tables, strict=True)
         )
+
+    def can_grow(self, num_tokens: int, written: int) -> bool:
+        """Whether `grow` with these arguments would find its blocks; exact."""
+        wanted = self.wanted(num_tokens, written)
+        return all(allocator.num_free >= count for allocator, count in zip(self.allocators, wanted, strict=True))
 
     def grow(self, num_tokens: int, written: int) -> list[BlockCopy]:
         """Room for `num_tokens`, and the copies that make every block from token `written` on this lease's own."""
@@ -67,8 +92,8 @@ class Lease:
         """Gives back blocks that no later token can see; whether any were."""
         dropped = False
         for allocator, table, window in zip(self.allocators, self.tables, self.windows, strict=True):
-            last = max(0, seq_len - window + 1) // self.block_size if window else 0
-            for index in range(min(last, len(table)) - 1, -1, -1):
+            first = first_visible_block(seq_len, window, self.block_size)
+            for index in range(min(first, len(table)) - 1, -1, -1):
                 if not table[index]:
                     break
                 allocator.release([table[index]])
@@ -81,7 +106,9 @@ class Lease:
         assert not self.released, "a released lease cannot be forked"
         for allocator, table in zip(self.allocators, self.tables, strict=True):
             allocator.share(table)
-        return Lease(self.allocators, self.windows, self.block_size, [list(table) for table in self.tables])
+        tables = [list(table) for table in self.tables]
+        pin = self.pin.fork() if self.pin else None
+        return Lease(self.allocators, self.windows, self.block_size, tables, pin=pin)
 
     def release(self) -> None:
         """Gives everything back."""
@@ -90,3 +117,5 @@ class Lease:
         for allocator, table in zip(self.allocators, self.tables, strict=True):
             allocator.release(table)
             table.clear()
+        if self.pin:
+            self.pin.release()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from metrale_jax.engine.blocks import BlockAllocator
-from metrale_jax.engine.lease import Lease
+from metrale_jax.engine.lease import AbstractPin, Lease
 
 BLOCK_SIZE = 4
 WINDOWS = (0, 6)
@@ -139,3 +139,54 @@ def test_a_lease_is_released_once_and_not_used_after():
     for use in (lease.release, lease.fork, lambda: lease.grow(1, 0)):
         with pytest.raises(AssertionError):
             use()
+
+
+class CountedPin(AbstractPin):
+    """A pin that knows how many there are."""
+
+    def __init__(self, count):
+        self.count = count
+        count[0] += 1
+
+    def fork(self):
+        return CountedPin(self.count)
+
+    def release(self):
+        self.count[0] -= 1
+
+
+def test_a_lease_on_cached_blocks_goes_on_after_them_and_copies_none_of_them():
+    allocators = new_allocators()
+    owner = new_lease(allocators)
+    owner.grow(8, 0)
+    for allocator, table in zip(allocators, owner.tables, strict=True):
+        allocator.share(table)
+    lease = Lease(allocators, WINDOWS, BLOCK_SIZE, [list(table) for table in owner.tables], pin=CountedPin([0]))
+    assert lease.wanted(13, 8) == (2, 2) and lease.grow(13, 8) == []
+    assert [table[:2] for table in lease.tables] == owner.tables
+    owner.release()
+    lease.release()
+    assert [allocator.num_free for allocator in allocators] == [NUM_BLOCKS - 1] * 2
+
+
+def test_what_a_lease_wants_is_told_group_by_group():
+    lease = new_lease(new_allocators())
+    lease.grow(14, 0)
+    lease.drop_behind_windows(14)
+    other = lease.fork()
+    assert other.wanted(16, 4) == (3, 2), "a hole is not copied"
+    assert other.wanted(17, 14) == (2, 2)
+
+
+def test_a_lease_has_one_pin_and_gives_it_back_once():
+    count = [0]
+    lease = Lease(new_allocators(), WINDOWS, BLOCK_SIZE, pin=CountedPin(count))
+    other = lease.fork()
+    assert count == [2]
+    lease.release()
+    assert count == [1]
+    with pytest.raises(AssertionError):
+        lease.release()
+    assert count == [1] and other.pin is not lease.pin
+    other.release()
+    assert count == [0]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Pin`: what ties a lease to a `RadixTree`."""
+
+from collections.abc import Sequence
+
+from metrale_jax.engine.lease import AbstractPin
+from metrale_jax.engine.leaves import Node
+from metrale_jax.engine.radix import RadixTree
+
+
+class Pin(AbstractPin):
+    """A lease's pin, which goes deeper as the blocks that the lease has written are kept."""
+
+    def __init__(self, tree: RadixTree, node: Node):
+        self._tree, self._node = tree, node
+        self._released = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens on the pinned path: those of the sequence from here on are not in the tree yet."""
+        return self._node.depth * self._tree.block_size
+
+    def extend(self, tokens: Sequence[int], tables: Sequence[Sequence[int]]) -> None:
+        """Keeps the whole blocks of `tokens`, which are written and follow `num_tokens`; `tables` are the lease's.
+
+        To be called before the lease drops what is behind its windows, or that is not kept, and before it forks.
+        """
+        assert not self._released, "a released pin cannot be extended"
+        start, count = self._node.depth, len(tokens) // self._tree.block_size
+        blocks = [table[start : start + count] for table in tables]
+        self._node = self._tree.insert(self._node, tokens[: count * self._tree.block_size], blocks)
+
+    def fork(self) -> "Pin":
+        assert not self._released, "a released pin cannot be forked"
+        self._tree.pin(self._node)
+        return Pin(self._tree, self._node)
+
+    def release(self) -> None:
+        assert not self._released, "a pin is released once"
+        self._released = True
+        self._tree.release(self._node)

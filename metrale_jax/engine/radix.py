@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RadixTree`: written blocks kept for requests that begin with the same tokens.
+
+One node a block, found by the tokens in it below the node of the block before. The tree has one reference on each
+block that it keeps. Whoever holds such a block besides pins its node, and with it the path to the root: a match and an
+insertion pin, a fork pins again, and a block that somebody else holds too is not taken in. So a node without a pin
+holds its blocks alone, and evicting it frees them all; this is what makes `num_evictable` exact.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from metrale_jax.engine.blocks import BlockAllocator
+from metrale_jax.engine.lease import first_visible_block
+from metrale_jax.engine.leaves import LeafQueue, Node
+
+
+@dataclass(frozen=True)
+class Match:
+    """A pinned `node`, and a table for each group of the `num_tokens` tokens up to it, each block with a reference."""
+
+    node: Node
+    tables: list[list[int]]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class RadixStats:
+    """Nodes now, blocks kept now in each group, and counts since the beginning, which `clear` leaves alone."""
+
+    num_nodes: int
+    num_blocks: tuple[int, ...]
+    query_tokens: int
+    hit_tokens: int
+    evicted_nodes: int
+
+
+class RadixTree:
+    """A tree for each namespace: anything hashable that says what besides the tokens decides a block's content."""
+
+    def __init__(self, allocators: tuple[BlockAllocator, ...], windows: tuple[int, ...], block_size: int):
+        assert len(allocators) == len(windows) > 0, f"{len(allocators)} allocators and {len(windows)} windows"
+        self.block_size = block_size
+        self._allocators, self._windows, self._may_lack = allocators, windows, any(windows)
+        self._roots: dict[Hashable, Node] = {}
+        self._leaves = LeafQueue(block_size)
+        self._generation = self._num_nodes = 0
+        self._query_tokens = self._hit_tokens = self._evicted_nodes = 0
+        self._kept = [0] * len(allocators)
+        self._evictable = [0] * len(allocators)
+
+    @property
+    def num_evictable(self) -> tuple[int, ...]:
+        """Blocks of each group that `evict` could free now; exact."""
+        return tuple(self._evictable)
+
+    @property
+    def stats(self) -> RadixStats:
+        """What the tree holds and what it was asked for."""
+        counts = self._query_tokens, self._hit_tokens, self._evicted_nodes
+        return RadixStats(self._num_nodes, tuple(self._kept), *counts)
+
+    def match(self, namespace: Hashable, tokens: Sequence[int], max_tokens: int) -> Match:
+        """The longest prefix of whole blocks, at most `max_tokens`, from which every group can go on; pinned.
+
+        Blocks that the next token's window has left behind come back as 0, without a reference. The caller gives back
+        the others, and the pin with `release`, also where nothing was found: the node is the namespace's root then.
+        """
+        size = self.block_size
+        limit = max(0, min(len(tokens), max_tokens))
+        root = node = self._roots.get(namespace) or self._new_root(namespace)
+        tokens = tuple(tokens[: limit // size * size])
+        path = []
+        for start in range(0, len(tokens), size):
+            child = node.children.get(tokens[start : start + size])
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        if self._may_lack and any(0 in node.blocks for node in path):
+            del path[self._usable(path) :]
+        root.pins += 1
+        for node in path:
+            if not node.pins:
+                self._count_evictable(node, -1)
+            node.pins += 1
+        num_tokens = len(path) * size
+        self._query_tokens += limit
+        self._hit_tokens += num_tokens
+        tables = []
+        for group, (allocator, window) in enumerate(zip(self._allocators, self._windows, strict=True)):
+            first = first_visible_block(num_tokens, window, size)
+            blocks = [node.blocks[group] for node in path[first:]]
+            allocator.share(blocks)
+            tables.append([0] * first + blocks)
+        return Match(path[-1] if path else root, tables, num_tokens)
+
+    def insert(self, node: Node, tokens: Sequence[int], tables: Sequence[Sequence[int]]) -> Node:
+        """The deepest node after extending pinned `node` by whole written blocks; the pin moves there.
+
+        `tables` has for each group the blocks of just these `tokens`. Where an equal node is there already, it stays as
+        it is and the caller's block remains the caller's alone, unless it fills a hole. A block that anybody but
+        the caller holds is not kept: they might not pin it. Insertion ends before it and can be tried again later.
+        """
+        size = self.block_size
+        if node.generation != self._generation:
+            return node
+        assert node.pins, "only a pinned node is extended"
+        tokens = tuple(tokens)
+        assert all(len(table) * size == len(tokens) for table in tables), "only whole blocks are kept"
+        for index, blocks in enumerate(zip(*tables, strict=True)):
+            key = tokens[index * size : (index + 1) * size]
+            child = node.children.get(key)
+            if child is None:
+                if any(map(BlockAllocator.shared, self._allocators, blocks)):
+                    break
+                child = self._add(node, key, blocks)
+            else:
+                if not child.pins:
+                    self._count_evictable(child, -1)
+                child.pins += 1
+                if 0 in child.blocks:
+                    self._fill_holes(child, blocks)
+            node = child
+        return node
+
+    def pin(self, node: Node) -> None:
+        """One pin more on a pinned `node`, for a second holder of its path."""
+        if node.generation == self._generation:
+            assert node.pins, "only what is pinned can be pinned again"
+            while node is not None:
+                node.pins += 1
+                node = node.parent
+
+    def release(self, node: Node) -> None:
+        """One pin less on `node`. The caller gives its references on blocks back by itself, no later than this."""
+        if node.generation != self._generation:
+            return
+        self._leaves.tick()
+        while node is not None:
+            assert node.pins, "a pin is released once"
+            node.pins -= 1
+            if not node.pins:
+                self._leaves.value(node, self._num_nodes)
+                self._count_evictable(node, 1)
+                self._settle(node)
+            node = node.parent
+
+    def evict(self, wanted: Sequence[int]) -> bool:
+        """Whether each allocator now has its `wanted` free blocks, after as few evictions as that takes.
+
+        Where it cannot be reached everything unpinned goes: who would rather keep it adds up `num_evictable` first.
+        """
+        while any(allocator.num_free < count for allocator, count in zip(self._allocators, wanted, strict=True)):
+            leaf = self._leaves.pop()
+            if leaf is None:
+                return False
+            self._remove(leaf)
+        return True
+
+    def clear(self) -> None:
+        """Forgets every node, pinned ones too; what is done with an old node afterwards does nothing."""
+        for node in list(self._nodes()):
+            self._release_blocks(node)
+            node.children.clear()
+        self._roots = {}
+        self._leaves = LeafQueue(self.block_size)
+        self._generation += 1
+        self._num_nodes = 0
+        self._kept = [0] * len(self._allocators)
+        self._evictable = [0] * len(self._allocators)
+
+    def check(self) -> None:
+        """Asserts all that the tree counts, against a walk over it."""
+        nodes = [node for node in self._nodes() if node.parent is not None]
+        groups = range(len(self._allocators))
+        assert len(nodes) == self._num_nodes, f"{len(nodes)} nodes are counted as {self._num_nodes}"
+        for group in groups:
+            kept = [node.blocks[group] for node in nodes if node.blocks[group]]
+            assert len(kept) == len(set(kept)) == self._kept[group], "a block is kept once, and counted"
+            free = sum(1 for node in nodes if not node.pins and node.blocks[group])
+            assert free == self._evictable[group], f"{free} evictable blocks are counted as {self._evictable[group]}"
+            for node in nodes:
+                alone = node.pins or not node.blocks[group] or not self._allocators[group].shared(node.blocks[group])
+                assert alone, f"block {node.blocks[group]} is held by somebody who does not pin its node"
+        self._leaves.check(nodes)
+        for node in self._nodes():
+            assert node.generation == self._generation, "a node outlived its generation"
+            assert node.pins >= sum(child.pins for child in node.children.values()), "a pin does not reach the root"
+            assert node.pins or node.children or node.parent, "an empty root is left"
+            for key, child in node.children.items():
+                assert child.key == key and child.parent is node and child.depth == node.depth + 1, "a wrong link"
+                assert len(key) == self.block_size, "a node is not a whole block"
+                for group in groups:
+                    assert child.blocks[group] or self._windows[group], "a hole without a window"
+
+    def _nodes(self) -> Iterator[Node]:
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def _new_root(self, namespace: Hashable) -> Node:
+        root = self._roots[namespace] = Node(None, namespace, (), self._generation)
+        root.pins = 0
+        return root
+
+    def _usable(self, path: list[Node]) -> int:
+        """The most nodes of `path` after which the next token finds all that it sees in every group."""
+        whole_from = [0] * len(self._windows)
+        usable = 0
+        for index, node in enumerate(path, start=1):
+            if 0 in node.blocks:
+                for group, block in enumerate(node.blocks):
+                    whole_from[group] = whole_from[group] if block else index
+            if all(
+                start <= first_visible_block(index * self.block_size, window, self.block_size)
+                for start, window in zip(whole_from, self._windows, strict=True)
+            ):
+                usable = index
+        return usable
+
+    def _add(self, parent: Node, key: tuple, blocks: tuple[int, ...]) -> Node:
+        child = parent.children[key] = Node(parent, key, blocks, self._generation)
+        for group, block in enumerate(blocks):
+            assert block or self._windows[group], "only a window leaves holes"
+            if block:
+                self._allocators[group].share([block])
+                self._kept[group] += 1
+        self._num_nodes += 1
+        self._leaves.tick()
+        return child
+
+    def _fill_holes(self, node: Node, blocks: tuple[int, ...]) -> None:
+        filled = list(node.blocks)
+        for group, block in enumerate(blocks):
+            if block and not filled[group] and not self._allocators[group].shared(block):
+                self._allocators[group].share([block])
+                self._kept[group] += 1
+                filled[group] = block
+        node.blocks = tuple(filled)
+
+    def _count_evictable(self, node: Node, change: int) -> None:
+        for group, block in enumerate(node.blocks):
+            if block:
+                self._evictable[group] += change
+
+    def _settle(self, node: Node) -> None:
+        """An unpinned node without children can be evicted, an unpinned root without children is forgotten."""
+        if node.pins or node.children:
+            return
+        if node.parent is None:
+            del self._roots[node.key]
+        else:
+            self._leaves.push(node)
+
+    def _remove(self, leaf: Node) -> None:
+        self._count_evictable(leaf, -1)
+        for group, block in enumerate(leaf.blocks):
+            self._kept[group] -= bool(block)
+        self._release_blocks(leaf)
+        self._num_nodes -= 1
+        self._evicted_nodes += 1
+        del leaf.parent.children[leaf.key]
+        self._settle(leaf.parent)
+
+    def _release_blocks(self, node: Node) -> None:
+        for allocator, block in zip(self._allocators, node.blocks, strict=False):
+            allocator.release([block])
