@@ -126,11 +126,10 @@ class RadixTree:
 
     def pin(self, node: Node) -> None:
         """One pin more on a pinned `node`, for a second holder of its path."""
-        if node.generation == self._generation:
-            assert node.pins, "only what is pinned can be pinned again"
-            while node is not None:
-                node.pins += 1
-                node = node.parent
+        assert node.pins, "only what is pinned can be pinned again"
+        while node is not None:
+            node.pins += 1
+            node = node.parent
 
     def release(self, node: Node) -> None:
         """One pin less on `node`. The caller gives its references on blocks back by itself, no later than this."""

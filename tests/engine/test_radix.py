@@ -132,6 +132,19 @@ def test_the_least_recently_used_goes_first():
     assert [bench.tree.match(None, tokens, 4).num_tokens for tokens in (first, second, third)] == [4, 0, 4]
 
 
+def test_uses_that_write_nothing_count_in_their_order():
+    bench = Bench()
+    for first in (0, 50, 100):
+        bench.keep(tokens_of(4, first))
+    for first in (50, 0):
+        assert bench.cached(tokens_of(4, first)) == 4
+    left = []
+    for _ in range(3):
+        bench.tree.evict([bench.free[0] + 1])
+        left.append(sorted(key[0] for root in bench.tree._roots.values() for key in root.children))
+    assert left == [[0, 50], [0], []]
+
+
 def test_a_use_of_the_beginning_does_not_save_the_rest():
     bench = Bench()
     bench.keep(tokens_of(8))

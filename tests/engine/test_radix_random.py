@@ -20,7 +20,7 @@ from metrale_jax.engine.pin import Pin
 from metrale_jax.engine.radix import RadixTree
 
 BLOCK_SIZE = 2
-WINDOWS = (0, 5, 3)
+WINDOWS = (0, 6, 3)
 # The groups run out one before the other.
 NUM_BLOCKS = (40, 26, 32)
 MOST_LEASES = 5
@@ -48,6 +48,9 @@ class World:
         self.memory = [{} for _ in WINDOWS]
         self.live: list[Sequence] = []
         self.kept: dict[tuple, list[int]] = {}
+        # When each node was last let go; what was never pinned is not there.
+        self.used: dict[tuple, int] = {}
+        self.releases = 0
         self.asked = self.hit = 0
 
     def admit(self, namespace: int, tokens: list[int], most: int, later: bool) -> None:
@@ -135,21 +138,15 @@ class World:
     def release(self, which: int) -> None:
         sequence = self.pick(which)
         if sequence is not None:
+            pinned = self.pinned()
             self.live.remove(sequence)
             sequence.lease.release()
+            self.releases += 1
+            self.used.update(dict.fromkeys(pinned - self.pinned(), self.releases))
 
     def evict(self, wanted: list[int]) -> bool:
-        free = [allocator.num_free for allocator in self.allocators]
-        could = [a + b for a, b in zip(free, self.evictable(), strict=True)]
-        reached = self.tree.evict(wanted)
-        assert reached == all(a >= b for a, b in zip(could, wanted, strict=True))
-        if all(a >= b for a, b in zip(free, wanted, strict=True)):
-            assert free == [allocator.num_free for allocator in self.allocators], "more was evicted than asked for"
-        if not reached:
-            assert self.tree.num_evictable == (0,) * len(WINDOWS), "something more could go"
-        left = self.walked()
-        assert left.keys() <= self.kept.keys() and self.pinned() <= left.keys()
-        self.kept = {key: self.kept[key] for key in left}
+        self.kept, reached = self.after_eviction(wanted)
+        assert self.tree.evict(wanted) == reached
         return reached
 
     def clear(self) -> None:
@@ -181,6 +178,22 @@ class World:
         pinned = self.pinned()
         loose = [blocks for key, blocks in self.kept.items() if key not in pinned]
         return [sum(1 for blocks in loose if blocks[group]) for group in range(len(WINDOWS))]
+
+    def after_eviction(self, wanted: list[int]) -> tuple[dict, bool]:
+        """What is left once the leaf that was let go first is gone, and the next, until `wanted` blocks are free.
+
+        What blocks cost to compute does not count: all prompts are too short.
+        """
+        kept, pinned = dict(self.kept), self.pinned()
+        free = [allocator.num_free for allocator in self.allocators]
+        while any(a < b for a, b in zip(free, wanted, strict=True)):
+            parents = {key[:-BLOCK_SIZE] for key in kept}
+            leaves = [key for key in kept if key not in pinned and key not in parents]
+            if not leaves:
+                return kept, False
+            gone = kept.pop(min(leaves, key=self.used.__getitem__))
+            free = [count + bool(block) for count, block in zip(free, gone, strict=True)]
+        return kept, True
 
     def deepest_match(self, namespace: str, tokens: list[int], most: int) -> int:
         def sees_all(length: int) -> bool:
@@ -334,7 +347,7 @@ def run_commands(seed: int, count: int) -> World:
 @pytest.mark.parametrize("seed", range(8))
 def test_thousands_of_commands_leave_every_block_with_its_content(seed):
     stats = run_commands(seed, 2500).tree.stats
-    assert stats.hit_tokens > 500 and stats.evicted_nodes > 500, "the commands reach neither hits nor evictions"
+    assert stats.hit_tokens > 300 and stats.evicted_nodes > 300, "the commands reach neither hits nor evictions"
 
 
 @pytest.mark.slow
