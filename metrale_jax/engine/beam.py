@@ -16,7 +16,7 @@ import numpy as np
 
 from metrale_jax.core.errors import RequestError
 
-# exp(88) is the last whole power that float32 holds.
+# exp(88) is the last whole power of e that float32 holds.
 MAX_LOG_NORM = 88.0
 
 
@@ -102,7 +102,8 @@ class BeamSearch:
     def advance(self, ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]) -> Advance:
         """The rows of the next step, from at least `candidates_per_row` tokens `[rows, k]` of each row of this one.
 
-        `logprobs` go with `ids`, in any order within a row. A token at minus infinity is forbidden.
+        `logprobs` go with `ids`, in any order within a row. They are the log-softmax of the plain logits with penalties
+        and masks applied after it, as transformers has it; a token at minus infinity is forbidden.
         """
         assert self._live, "a search that is done cannot advance"
         candidates = self._ranked(np.asarray(ids), np.asarray(logprobs, np.float32))

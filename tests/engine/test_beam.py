@@ -197,8 +197,17 @@ def test_never_stopping_early_goes_on_while_the_longest_answer_could_still_win()
 
 
 def test_never_with_a_penalty_on_length_reckons_with_the_present_length():
-    beams = new_search(width=2, stop_ids=(0, 1), length_penalty=-1.0, early_stopping="never")
-    assert beams.advance([[0, 1, 2, 3]], np.log([[0.3, 0.3, 0.2, 0.2]])).done
+    beams = new_search(width=2, stop_ids=(0,), length_penalty=-1.0, early_stopping="never", max_tokens=8)
+    beams.advance([[1, 0, 2]], [[-0.5, -2.0, -3.0]])
+    step = beams.advance([[3, 0, 4], [3, 0, 4]], [[-0.125, -0.75, -4.0], [-5.0, -5.0, -5.0]])
+    assert [item.score for item in beams.hypotheses] == [-2.0, -2.5]
+    # The best beam scores -1.25 at two tokens and -5 at eight.
+    assert not step.done
+
+
+def test_a_beam_that_only_equals_the_worst_hypothesis_is_not_worth_a_step():
+    beams = new_search(width=2, stop_ids=(0, 1), early_stopping=False)
+    assert beams.advance([[0, 1, 2, 3]], [[-1.0] * 4]).done
 
 
 def test_all_beams_may_stop_in_one_step_and_others_take_their_place():
