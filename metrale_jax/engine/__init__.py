@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 7: the host loop, plain Python.
+"""Rank 7: the host loop, plain Python but for `device`, which owns the pool and the compiled programs.
 
-`blocks` counts references on KV blocks, `lease` is what a sequence holds of them, `radix` keeps written ones for
-requests with the same prefix (`leaves`: its nodes and the order of their eviction, `pin`: its tie to a lease),
-`request` is the life of one request, `scheduler` decides a step as a pure function, `buckets` is the only source of
-shapes, `batcher` turns decisions into arrays. Only `loop` touches JAX.
+`loop` is the engine. It decides by `scheduler` (a pure function) and `waiting` (who enters next); `memory` leases
+blocks (`blocks`, `lease`) and keeps written ones for prompts that begin the same (`radix`, `leaves`, `pin`); `slots`,
+`arrays` and `draws` turn decisions into arrays of the shapes in `buckets`; `reader` applies what was drawn. `request`
+is the life of one answer, `beam` the bookkeeping of a search, `stats` what is counted, `make` puts an engine together
+and `warmup` compiles ahead.
 """
