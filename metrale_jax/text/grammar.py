@@ -9,6 +9,7 @@ match: a constraint begins at the first generated token and lets the answer end 
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Self, final
 
 import numpy as np
@@ -23,7 +24,7 @@ MAX_CACHED_GRAMMARS = 64
 # The library compiles by recursion, and overflowing a thread's usual stack would end the process. The limit on the
 # length of a text (`grammar_spec.MAX_TEXT`) bounds the depth; this holds it several times over. It is address space,
 # not memory: only what a compilation touches is ever backed.
-_COMPILE_STACK_BYTES = 512 << 20
+_COMPILE_STACK_BYTES = 256 << 20
 
 # llguidance takes a token that begins with this byte for a special one. No UTF-8 text has it.
 _SPECIAL_MARK = b"\xff"
@@ -65,11 +66,16 @@ class GrammarConstraint:
         return words
 
     def accept(self, token: int) -> None:
-        """Goes on by `token`, which `mask` allowed. After one that ends the answer only such ones are left."""
+        """Goes on by `token`, which `mask` allowed. After one that ends the answer only such ones are left.
+
+        Raises `RequestError` where the place behind it is too complex to be followed.
+        """
         if self._ends(token) and (self.is_complete or self._matcher.is_accepting()):
             self._num_ends += 1
             return
         consumed = 0 if self.is_complete else self._matcher.try_consume_tokens([token])
+        if self._matcher.is_error():
+            raise self._stuck()
         assert consumed == 1, f"token {token} is not allowed by {self._field} here"
 
     def rollback(self, num_tokens: int) -> None:
@@ -118,8 +124,7 @@ class GrammarCompiler:
         self._text_ids = np.zeros(0, np.uint32)
         self._library_tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
-        self._cache_lock = threading.Lock()
-        self._compile_lock = threading.Lock()
+        self._lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> GrammarConstraint:
         """A constraint at the start of an answer; the last `MAX_CACHED_GRAMMARS` grammars are kept compiled.
@@ -131,41 +136,41 @@ class GrammarCompiler:
                 f"{spec.kind} needs a token that ends the answer, and the model has none; name one as eos_token_id in "
                 "its generation_config.json."
             )
-        matcher = self._cached(spec)
+        with self._lock:
+            matcher = self._compiled.get(spec)
+            if matcher is not None:
+                self._compiled.move_to_end(spec)
         if matcher is None:
-            grammar = library_grammar(spec)
-            with self._compile_lock:
-                matcher = self._cached(spec) or self._on_deep_stack(spec, grammar)
+            matcher = self._made(spec)
+            with self._lock:
+                self._compiled[spec] = matcher
+                while len(self._compiled) > MAX_CACHED_GRAMMARS:
+                    self._compiled.popitem(last=False)
         return GrammarConstraint(matcher.deep_copy(), spec.kind, self._text_ids, self._eos_ids)
 
-    def _cached(self, spec: GrammarSpec) -> LLMatcher | None:
-        with self._cache_lock:
-            if spec in self._compiled:
-                self._compiled.move_to_end(spec)
-            return self._compiled.get(spec)
+    def _made(self, spec: GrammarSpec) -> LLMatcher:
+        """The matcher of `spec` with its first mask worked out, which is the dearest, made on a deep stack."""
+        grammar, made = library_grammar(spec), []
 
-    def _on_deep_stack(self, spec: GrammarSpec, grammar: str) -> LLMatcher:
-        """The matcher of `grammar`, made and kept. Threads take the stack size that is set while they start."""
-        if self._library_tokenizer is None:
-            self._build_tokenizer()
-        made: list[LLMatcher] = []
-        thread = threading.Thread(
-            target=lambda: made.append(LLMatcher(self._library_tokenizer, grammar, log_level=0)), name="grammar"
-        )
-        usual = threading.stack_size(_COMPILE_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(usual)
+        def make() -> None:
+            made.append(LLMatcher(self._library_tokenizer, grammar, log_level=0))
+            made[0].compute_bitmask()
+
+        thread = threading.Thread(target=make, name="grammar")
+        with self._lock:
+            if self._library_tokenizer is None:
+                self._build_tokenizer()
+            # A thread has the stack size that is set when it starts.
+            usual = threading.stack_size(_COMPILE_STACK_BYTES)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(usual)
         thread.join()
-        (matcher,) = made
-        if matcher.is_error():
-            raise refused(spec, matcher.get_error())
-        with self._cache_lock:
-            self._compiled[spec] = matcher
-            while len(self._compiled) > MAX_CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        return matcher
+        assert made, "llguidance did not come back"
+        if made[0].is_error():
+            raise refused(spec, made[0].get_error().partition("<state>")[0])
+        return made[0]
 
     def _build_tokenizer(self) -> None:
         table = _TokenTable(self._tokenizer, self._vocab_size, self._eos_token_ids)
@@ -214,11 +219,14 @@ class _TokenTable:
             return False
         return b"".join(self.tokens[token] for token in ids) == text.encode()
 
+    @cached_property
+    def _ids_by_bytes(self) -> dict[bytes, int]:
+        spelt = ((spelling, token) for token, spelling in enumerate(self.tokens) if spelling)
+        return {spelling: token for spelling, token in spelt if token not in self._special}
+
     def _longest_matches(self, text: bytes) -> list[int]:
         """The longest token at each place; a byte that none begins with gives an end, which no mask then allows."""
-        by_bytes = {
-            spelling: token for token, spelling in enumerate(self.tokens) if spelling and token not in self._special
-        }
+        by_bytes = self._ids_by_bytes
         longest = max(map(len, by_bytes), default=0)
         ids, start = [], 0
         while start < len(text):

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from metrale_jax.core.errors import RequestError
 
-MAX_TEXT = 1 << 17
+MAX_TEXT = 1 << 16
 _MAX_QUOTED = 80
 _MAX_REASON = 300
 
@@ -36,8 +36,8 @@ class GrammarSpec:
     """The form of an answer. `kind` is the field that asked for it, and says what `text` is.
 
     json_schema: JSON text of a schema. regex: a pattern that the whole answer matches, in the syntax of Rust's regex
-    crate without look-around. choice: JSON text of a list of strings. grammar: Lark as llguidance reads it, with a
-    rule `start`, or llama.cpp's GBNF, with a rule `root`. Texts are checked when compiled.
+    crate without look-around; a digit class means 0 to 9. choice: JSON text of a list of strings. grammar: Lark as
+    llguidance reads it, with a rule `start`, or llama.cpp's GBNF, with a rule `root`. Texts are checked when compiled.
     """
 
     kind: str
@@ -58,8 +58,8 @@ class GrammarSpec:
         return cls(kind, value)
 
 
+# What OpenAI's response_format json_object asks for.
 ANY_OBJECT = GrammarSpec("json_schema", '{"type": "object"}')
-"""What OpenAI's `response_format` json_object asks for: any JSON object."""
 
 
 def library_grammar(spec: GrammarSpec) -> str:
@@ -100,7 +100,7 @@ def _from_json_schema(spec: GrammarSpec) -> str:
 
 
 def _from_regex(spec: GrammarSpec) -> str:
-    return LLMatcher.grammar_from_regex(spec.text)
+    return _lark(f"start: /{regex_to_lark(spec.text, use_ascii='d')}/")
 
 
 def _from_choice(spec: GrammarSpec) -> str:
@@ -114,7 +114,11 @@ def _from_choice(spec: GrammarSpec) -> str:
 
 def _from_grammar(spec: GrammarSpec) -> str:
     lark = _lark_of_gbnf(spec) if _GBNF_RULE.search(spec.text) else spec.text
-    return json.dumps({"grammars": [{"lark_grammar": lark}]})
+    return _lark(lark)
+
+
+def _lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
 def _lark_of_gbnf(spec: GrammarSpec) -> str:
