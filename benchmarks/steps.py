@@ -68,9 +68,11 @@ def make_state(model: Model, num_sequences: int, context_tokens: int, table_widt
         adapter_slot=zeros,
         sampling=SamplingState(
             temperature=floats,
+            top_n_sigma=floats,
             top_k=zeros,
             top_p=floats + 1,
             min_p=floats,
+            typical_p=floats + 1,
             seed=zeros.astype(np.uint32),
             min_len=zeros,
             stop_ids=np.full((num_sequences, 4), model.config.vocab_size, np.int32),

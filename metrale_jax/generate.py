@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from metrale_jax.core.sequence import SamplingState, SequenceState
+from metrale_jax.core.errors import RequestError
+from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams
+from metrale_jax.sampling.constraints import Constraint, bad_word_ids, constraint_of, fixed_mask
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.sampling.rows import SamplingRow, check_token_ids, needs_extras, sampling_state
 from metrale_jax.state.pool import PoolLayout, make_pool, zeros
 from metrale_jax.steps.build import Steps
 from pallas_kernels.shapes import ceil_div
@@ -24,30 +27,46 @@ def generate_tokens(
     seed: int = 0,
     stop_ids: Sequence[int] = (),
     fill: Callable = zeros,
+    structure: Constraint | None = None,
 ) -> list[int]:
     """Token ids of the answer to `prompt`, a stop id included if one ended it.
 
-    `steps` are a model's compiled steps. `sampling.max_tokens` bounds the answer; text-level stops do not apply here.
+    `steps` are a model's compiled steps. `sampling.max_tokens` bounds the answer; text-level stops do not apply here,
+    bad words are lists of token ids, and `structure` is the constraint of a structured answer. Raises `RequestError`
+    where the rules leave no token to draw.
     """
     config, layout = steps.model.config, steps.model.layout
+    check_token_ids(sampling, config.vocab_size)
     limit = config.max_context_tokens - len(prompt)
     max_tokens = limit if sampling.max_tokens is None else min(limit, sampling.max_tokens)
     width = ceil_div(len(prompt) + max_tokens, layout.block_size)
+    words = bad_word_ids(sampling.bad_words, _no_text)
+    constraint = constraint_of(sampling, config.vocab_size, words, structure)
+    fixed = fixed_mask(sampling, config.vocab_size, words)
     pool = make_pool(layout, (width + 1,) * len(layout.groups), fill)
-    state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size)
-    pool, state, out = steps.run("prefill", params, pool, state, _ids(prompt), _ids([len(prompt)]))
-    answer = [int(out.tokens[0, 0])]
-    while answer[-1] not in stop_ids and len(answer) < max_tokens:
+    extras = constraint is not None
+    state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size, extras)
+    answer: list[int] = []
+    while not answer or (answer[-1] not in stop_ids and len(answer) < max_tokens):
         length = len(prompt) + len(answer)
-        if config.recompute_len and length == config.recompute_len + 1 and len(prompt) <= config.recompute_len:
+        again = config.recompute_len and length == config.recompute_len + 1 and len(prompt) <= config.recompute_len
+        if again:
             # The past is run again under the rotary frequencies of a long sequence.
-            state = first_state(layout, length, width, sampling, seed, stop_ids, config.vocab_size)
-            state = state.replace(sampling=state.sampling.replace(min_len=_min_len(len(prompt), sampling)))
+            fresh = first_state(layout, length, width, sampling, seed, stop_ids, config.vocab_size)
+            state = fresh.replace(sampling=state.sampling)
+        state = _masked(state, fixed if constraint is None else constraint.mask())
+        if again or not answer:
             tokens = _ids([*prompt, *answer])
             pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([length]))
         else:
             pool, state, out = steps.run("decode", params, pool, state)
+        if not out.drawable[0, 0]:
+            raise RequestError(
+                f"no token may be drawn after {length} tokens, of {config.vocab_size}; loosen the rules."
+            )
         answer.append(int(out.tokens[0, 0]))
+        if constraint is not None:
+            constraint.accept(answer[-1])
     return answer
 
 
@@ -59,9 +78,15 @@ def first_state(
     seed: int,
     stop_ids: Sequence[int],
     vocab_size: int,
+    extras: bool = False,
 ) -> SequenceState:
-    """A batch of one sequence that has run nothing yet and holds blocks 1 to `table_width` of every group."""
+    """A batch of one sequence that has run nothing yet and holds blocks 1 to `table_width` of every group.
+
+    It has `SamplingExtras` where `sampling` needs them or `extras` asks for them.
+    """
     zero = _ids([0])
+    row = SamplingRow(sampling, seed, stop_ids, prompt_len)
+    history_len = table_width * layout.block_size if extras or needs_extras(sampling) else 0
     return SequenceState(
         seq_len=zero,
         prompt_len=_ids([prompt_len]),
@@ -69,20 +94,19 @@ def first_state(
         block_tables=tuple(np.arange(1, table_width + 1, dtype=np.int32)[None] for _ in layout.groups),
         recurrent_slot=zero,
         adapter_slot=zero,
-        sampling=SamplingState(
-            temperature=np.asarray([sampling.temperature], np.float32),
-            top_k=_ids([max(0, min(sampling.top_k, vocab_size))]),
-            top_p=np.asarray([sampling.top_p], np.float32),
-            min_p=np.asarray([sampling.min_p], np.float32),
-            seed=np.asarray([seed], np.uint32),
-            min_len=_min_len(prompt_len, sampling),
-            stop_ids=_ids(stop_ids or [vocab_size])[None],
-        ),
+        sampling=sampling_state([row], vocab_size, max(1, len(stop_ids)), history_len),
     )
 
 
-def _min_len(prompt_len: int, sampling: SamplingParams) -> np.ndarray:
-    return _ids([prompt_len + sampling.min_tokens if sampling.min_tokens else 0])
+def _masked(state: SequenceState, mask: np.ndarray | None) -> SequenceState:
+    if mask is None:
+        return state
+    sampling = state.sampling
+    return state.replace(sampling=sampling.replace(extras=sampling.extras.replace(mask=mask[None])))
+
+
+def _no_text(word: str) -> Sequence[int]:
+    raise RequestError(f"bad_words={word!r} is a text, tokens are compared here; give its token ids.")
 
 
 def _ids(values: Sequence[int]) -> np.ndarray:

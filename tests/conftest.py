@@ -7,7 +7,8 @@ from jaxtyping import install_import_hook
 
 import tests.typecheck  # noqa: F401  (the hook below looks it up by attribute)
 
-CHECKED = ["core", "state", "layers", "models", "steps", "sampling.transforms", "sampling.sample", "sampling.accept"]
+SAMPLING = ["transforms", "sample", "accept", "rules", "history"]
+CHECKED = ["core", "state", "layers", "models", "steps", *(f"sampling.{name}" for name in SAMPLING)]
 install_import_hook(["pallas_kernels", *(f"metrale_jax.{name}" for name in CHECKED)], "tests.typecheck.check")
 
 import jax  # noqa: E402

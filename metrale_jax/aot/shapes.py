@@ -146,9 +146,11 @@ def abstract_state(model: Model, num_sequences: int, sizes: StepSizes, mesh: Mes
 
     sampling = SamplingState(
         temperature=of(jnp.float32),
+        top_n_sigma=of(jnp.float32),
         top_k=of(jnp.int32),
         top_p=of(jnp.float32),
         min_p=of(jnp.float32),
+        typical_p=of(jnp.float32),
         seed=of(jnp.uint32),
         min_len=of(jnp.int32),
         stop_ids=of(jnp.int32, sizes.num_stop_ids),

@@ -14,21 +14,46 @@ from flax import struct
 
 
 @struct.dataclass
+class SamplingExtras:
+    """Rules that few requests ask for, over sequences; `sampling/rules.py` says what each does.
+
+    float32 `[S]`: `repetition_penalty` (1 is off), `presence_penalty`, `frequency_penalty` (0 is off). int32
+    `output_start [S]`, the position of the first drawn token. int32 `history [S, C]`, token ids by position; entries
+    at or past the position being drawn are not read. int32 `bias_ids [S, NB]`, padded with the vocabulary size, and
+    float32 `bias_values`. uint32 `mask [S, ceil(V / 32)]`: bit `i % 32` of word `i // 32` set lets token `i` be
+    drawn; `[S, Q, ceil(V / 32)]` has one for each of the `Q` positions that a step draws.
+    """
+
+    repetition_penalty: Any
+    presence_penalty: Any
+    frequency_penalty: Any
+    output_start: Any
+    history: Any
+    bias_ids: Any
+    bias_values: Any
+    mask: Any
+
+
+@struct.dataclass
 class SamplingState:
     """Sampling parameters over sequences.
 
-    float32 `[S]`: `temperature` (0 is greedy), `top_p`, `min_p`. int32 `[S]`: `top_k` (0 is off), `min_len`, the
-    length in tokens below which none of `stop_ids` may be drawn. int32 `stop_ids [S, E]`, padded with the vocabulary
-    size. uint32 `seed [S]`.
+    float32 `[S]`: `temperature` (0 is greedy), `top_n_sigma` (0 is off), `top_p`, `min_p`, `typical_p` (1 is off).
+    int32 `[S]`: `top_k` (0 is off), `min_len`, the length in tokens below which none of `stop_ids` may be drawn. int32
+    `stop_ids [S, E]`, padded with the vocabulary size. uint32 `seed [S]`. `extras`: `SamplingExtras`, or `()` for a
+    batch in which no row needs them.
     """
 
     temperature: Any
+    top_n_sigma: Any
     top_k: Any
     top_p: Any
     min_p: Any
+    typical_p: Any
     seed: Any
     min_len: Any
     stop_ids: Any
+    extras: Any = ()
 
 
 @struct.dataclass

@@ -8,6 +8,7 @@ import numpy as np
 from metrale_jax.core.sequence import SamplingState, SequenceState
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.request import Request
+from metrale_jax.sampling.rows import SamplingRow, sampling_state
 
 
 def rows_state(rows: Sequence[Request | None], shapes: ShapePlan, num_groups: int, vocab_size: int) -> SequenceState:
@@ -23,7 +24,7 @@ def rows_state(rows: Sequence[Request | None], shapes: ShapePlan, num_groups: in
         block_tables=block_tables(rows, shapes, num_groups),
         recurrent_slot=np.zeros(len(rows), np.int32),
         adapter_slot=np.zeros(len(rows), np.int32),
-        sampling=_sampling(rows, column, shapes, vocab_size),
+        sampling=_sampling(rows, shapes, vocab_size),
     )
 
 
@@ -53,17 +54,6 @@ def chunk_tokens(chunks: Sequence[tuple[Request, int]], num_tokens: int, num_row
     return flat, lengths
 
 
-def _sampling(rows, column, shapes: ShapePlan, vocab_size: int) -> SamplingState:
-    stop_ids = np.full((len(rows), shapes.stop_ids), vocab_size, np.int32)
-    for index, row in enumerate(rows):
-        if row is not None and row.params.min_tokens:
-            stop_ids[index, : len(row.stop_ids)] = row.stop_ids
-    return SamplingState(
-        temperature=column(np.float32, 0, lambda r: r.params.temperature),
-        top_k=column(np.int32, 0, lambda r: max(0, min(r.params.top_k, vocab_size))),
-        top_p=column(np.float32, 1, lambda r: r.params.top_p),
-        min_p=column(np.float32, 0, lambda r: r.params.min_p),
-        seed=column(np.uint32, 0, lambda r: r.seed),
-        min_len=column(np.int32, 0, lambda r: len(r.prompt) + r.params.min_tokens if r.params.min_tokens else 0),
-        stop_ids=stop_ids,
-    )
+def _sampling(rows, shapes: ShapePlan, vocab_size: int) -> SamplingState:
+    asked = [None if row is None else SamplingRow(row.params, row.seed, row.stop_ids, len(row.prompt)) for row in rows]
+    return sampling_state(asked, vocab_size, shapes.stop_ids)

@@ -3,40 +3,37 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.sampling.params import GREEDY_BELOW
-from metrale_jax.sampling.transforms import filter_bound
+from metrale_jax.sampling.transforms import filter_limits, survives
 
 ROOT_SEED = 0
 
 
-def draw(logits: Float[Array, "R V"], sampling: SamplingState, positions: Int[Array, " R"]) -> Int[Array, " R"]:
-    """One token id a row; `positions` says where in its sequence the token will stand.
+def draw(ruled: Float[Array, "R V"], sampling: SamplingState, positions: Int[Array, " R"]) -> Int[Array, " R"]:
+    """One token id a row from `ruled_logits`; `positions` says where in its sequence the token will stand.
 
-    `token = argmax(processed(logits) + gumbel(seed, position))`, without noise where the temperature means greedy
-    (Gumbel 1954; Maddison et al. 2014). The same row gives the same token in any batch.
+    `token = argmax(filtered(logits / temperature) + gumbel(seed, position))`, or the likeliest where the temperature
+    means greedy (Gumbel 1954; Maddison et al. 2014). The same row gives the same token in any batch. A row of minus
+    infinity gives token 0, which `drawable` tells from a token that was drawn.
     """
-    allowed = _without_early_stops(logits, sampling, positions)
-    greedy = _likeliest(allowed)
+    greedy = _likeliest(ruled)
     hot = sampling.temperature >= GREEDY_BELOW
 
     def sampled(_):
-        scaled = allowed / jnp.where(hot, sampling.temperature, 1)[:, None]
-        filtered = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-        bound = jax.lax.cond(
-            jnp.any(filtered & hot),
-            lambda x: filter_bound(x, sampling.top_k, sampling.top_p, sampling.min_p),
-            lambda x: jnp.full(x.shape[0], -jnp.inf),
-            scaled,
-        )
-        noisy = jnp.where(
-            scaled >= bound[:, None], scaled + gumbel(sampling.seed, positions, logits.shape[1]), -jnp.inf
-        )
+        scaled = ruled / jnp.where(hot, sampling.temperature, 1)[:, None]
+        kept = survives(scaled, filter_limits(scaled, sampling, hot))
+        noisy = jnp.where(kept, scaled + gumbel(sampling.seed, positions, ruled.shape[1]), -jnp.inf)
         return jnp.where(hot, _likeliest(noisy), greedy)
 
     return jax.lax.cond(jnp.any(hot), sampled, lambda _: greedy, None)
+
+
+def drawable(ruled: Float[Array, "R V"]) -> Bool[Array, " R"]:
+    """Whether the rules left a row any token; true for rows with NaN, which are reported as such."""
+    return jnp.max(ruled, axis=-1) != -jnp.inf
 
 
 def _likeliest(scores: Float[Array, "R V"]) -> Int[Array, " R"]:
@@ -58,17 +55,6 @@ def gumbel(seeds: UInt[Array, " R"], positions: Int[Array, " R"], vocab: int) ->
     return jax.vmap(row)(seeds, positions)
 
 
-def _without_early_stops(logits, sampling, positions):
-    early = positions < sampling.min_len
-
-    def masked(x):
-        rows = jnp.arange(x.shape[0])[:, None]
-        ids = jnp.where(early[:, None], sampling.stop_ids, x.shape[1])
-        return x.at[rows, ids].set(-jnp.inf, mode="drop")
-
-    return jax.lax.cond(jnp.any(early), masked, lambda x: x, logits)
-
-
 def chosen_logprobs(
     logits: Float[Array, "R V"], tokens: Int[Array, " R"], num_top: int
 ) -> tuple[Float[Array, " R"], Int[Array, "R k"], Float[Array, "R k"]]:
@@ -77,3 +63,13 @@ def chosen_logprobs(
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - total
     top, ids = jax.lax.top_k(logits, num_top)
     return chosen, ids.astype(jnp.int32), top - total[:, None]
+
+
+def score_rows(
+    logits: Float[Array, "R V"], targets: Int[Array, " R"], num_top: int
+) -> tuple[Float[Array, " R"], Int[Array, " R"], Int[Array, "R k"], Float[Array, "R k"]]:
+    """`chosen_logprobs` of `targets` with, second, their ranks: 1 for the likeliest, ties with the best of them."""
+    logprobs, ids, top = chosen_logprobs(logits, targets, num_top)
+    own = jnp.take_along_axis(logits, targets[:, None], axis=-1)
+    ranks = 1 + jnp.sum(logits > own, axis=-1, dtype=jnp.int32)
+    return logprobs, ranks, ids, top

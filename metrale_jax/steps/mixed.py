@@ -9,7 +9,7 @@ from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model, forward
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch, uniform_batch
-from metrale_jax.steps.outcome import StepOutput
+from metrale_jax.steps.outcome import StepOutput, remembering_chunks
 from metrale_jax.steps.prefill import after_prefill
 from metrale_jax.steps.verify import after_verify
 
@@ -34,5 +34,6 @@ def mixed(
     rows = hidden[:num_decoding]
     decode_state, decoded = after_verify(model, params, decode_state, rows, none, zero, num_logprobs)
     chunks = hidden[num_decoding:]
+    prefill_state = remembering_chunks(prefill_state, tokens, lengths)
     prefill_state, filled = after_prefill(model, params, prefill_state, chunks, lengths, num_logprobs)
     return pool, decode_state, prefill_state, decoded, filled

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from metrale_jax.core.sequence import SamplingState, SequenceState
-from metrale_jax.sampling.sample import chosen_logprobs, draw
+from metrale_jax.core.sequence import SequenceState
+from metrale_jax.sampling.history import remember, remember_chunks
+from metrale_jax.sampling.rules import repeated, ruled_logits
+from metrale_jax.sampling.sample import chosen_logprobs, draw, drawable
 
 
 @struct.dataclass
@@ -17,13 +19,14 @@ class StepOutput:
     """What a step drew.
 
     int32 `tokens [S, Q]`, of which the first `num_tokens [S]` stand; bool `finite [S]`, false where a logit was not a
-    finite number. float32 `logprobs [S, Q]` and `top_logprobs [S, Q, k]` with int32 `top_ids`, or `()` where the
-    step was built without them.
+    finite number; bool `drawable [S, Q]`, false where the rules left nothing to draw and the token is 0. float32
+    `logprobs [S, Q]` and `top_logprobs [S, Q, k]` with int32 `top_ids`, or `()` where the step was built without them.
     """
 
     tokens: Any
     num_tokens: Any
     finite: Any
+    drawable: Any
     logprobs: Any = ()
     top_ids: Any = ()
     top_logprobs: Any = ()
@@ -34,12 +37,14 @@ def sample_rows(
 ) -> StepOutput:
     """Tokens for `Q` consecutive positions of each sequence, `R = S Q` rows; all of them are taken to stand."""
     num_sequences, width = positions.shape
-    sampling = _repeated(state.sampling, width)
-    tokens = draw(logits, sampling, positions.reshape(-1))
+    ruled = ruled_logits(logits, state.sampling, positions)
+    sampling = jax.tree.map(lambda leaf: repeated(leaf, width), state.sampling.replace(extras=()))
+    tokens = draw(ruled, sampling, positions.reshape(-1))
     out = StepOutput(
         tokens=tokens.reshape(num_sequences, width),
         num_tokens=jnp.full(num_sequences, width, jnp.int32),
         finite=jnp.all(jnp.isfinite(logits), axis=-1).reshape(num_sequences, width).all(axis=1),
+        drawable=drawable(ruled).reshape(num_sequences, width),
     )
     if not num_logprobs:
         return out
@@ -51,7 +56,16 @@ def sample_rows(
     )
 
 
-def _repeated(sampling: SamplingState, width: int) -> SamplingState:
-    if width == 1:
-        return sampling
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), sampling)
+def remembering(
+    state: SequenceState, positions: Int[Array, "S Q"], tokens: Int[Array, "S Q"], where: Bool[Array, " S"]
+) -> SequenceState:
+    """The state whose history, if it has one, holds `tokens` at `positions` of the sequences picked by `where`."""
+    places = jnp.where(where[:, None], positions, -1)
+    extras = remember(state.sampling.extras, places, tokens)
+    return state.replace(sampling=state.sampling.replace(extras=extras))
+
+
+def remembering_chunks(state: SequenceState, tokens: Int[Array, " T"], lengths: Int[Array, " S"]) -> SequenceState:
+    """The state whose history, if it has one, holds the next `lengths[s]` tokens of each sequence, laid end to end."""
+    extras = remember_chunks(state.sampling.extras, state.seq_len, tokens, lengths)
+    return state.replace(sampling=state.sampling.replace(extras=extras))

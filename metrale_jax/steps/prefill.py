@@ -8,7 +8,7 @@ from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logits
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch
-from metrale_jax.steps.outcome import StepOutput, sample_rows
+from metrale_jax.steps.outcome import StepOutput, remembering, remembering_chunks, sample_rows
 
 
 def prefill(
@@ -27,6 +27,7 @@ def prefill(
     """
     batch = ragged_batch(state, tokens, lengths, model.layout.block_size)
     hidden, pool = forward(model, params, pool, batch)
+    state = remembering_chunks(state, tokens, lengths)
     state, out = after_prefill(model, params, state, hidden, lengths, num_logprobs)
     return pool, state, out
 
@@ -36,5 +37,6 @@ def after_prefill(model, params, state, hidden, lengths, num_logprobs):
     logits = head_logits(model, params, hidden, jnp.maximum(jnp.cumsum(lengths) - 1, 0))
     seq_len = state.seq_len + lengths
     out = sample_rows(logits, state, seq_len[:, None], num_logprobs)
+    state = remembering(state, seq_len[:, None], out.tokens, lengths > 0)
     last = jnp.where(lengths > 0, out.tokens[:, 0], state.last_token)
     return state.replace(seq_len=seq_len, last_token=last), out

@@ -9,7 +9,7 @@ from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logit
 from metrale_jax.sampling.accept import accepted_lengths
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import uniform_batch
-from metrale_jax.steps.outcome import StepOutput, sample_rows
+from metrale_jax.steps.outcome import StepOutput, remembering, sample_rows
 
 
 def verify(
@@ -37,9 +37,12 @@ def after_verify(model, params, state, hidden, drafts, draft_lens, num_logprobs)
     width = drafts.shape[1] + 1
     logits = head_logits(model, params, hidden, jnp.arange(hidden.shape[0], dtype=jnp.int32))
     positions = state.seq_len[:, None] + 1 + jnp.arange(width, dtype=jnp.int32)
-    out = sample_rows(logits, state, positions, num_logprobs)
-    accepted = accepted_lengths(drafts, draft_lens, out.tokens)
     active = state.seq_len > 0
+    # Each drafted position looks back on the drafts before it; what was drawn instead then takes their place.
+    state = remembering(state, positions[:, :-1], drafts, active)
+    out = sample_rows(logits, state, positions, num_logprobs)
+    state = remembering(state, positions, out.tokens, active)
+    accepted = accepted_lengths(drafts, draft_lens, out.tokens)
     last = jnp.take_along_axis(out.tokens, accepted[:, None], axis=1)[:, 0]
     state = state.replace(
         seq_len=jnp.where(active, state.seq_len + accepted + 1, 0),

@@ -7,15 +7,29 @@ import numpy as np
 import pytest
 
 from metrale_jax.core.sequence import SamplingState
+from metrale_jax.sampling.rules import ruled_logits
 from metrale_jax.sampling.sample import chosen_logprobs, draw
 
 VOCAB, STOPS, ROWS = 131, 4, 8
-jitted_draw = jax.jit(draw)
+
+
+@jax.jit
+def jitted_draw(logits, state, positions):
+    return draw(ruled_logits(logits, state, positions[:, None]), state, positions)
 
 
 def sampling(num_rows, **columns):
     """Greedy rows without stops, but for the given columns."""
-    empty = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "min_len": 0}
+    empty = {
+        "temperature": 0.0,
+        "top_n_sigma": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "seed": 0,
+        "min_len": 0,
+    }
     dtypes = {"top_k": np.int32, "seed": np.uint32, "min_len": np.int32}
     columns.setdefault("stop_ids", [[VOCAB] * STOPS] * num_rows)
     leaves = {

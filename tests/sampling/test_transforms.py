@@ -27,7 +27,8 @@ def kept_by_sorting(row, top_k, top_p, min_p):
 
 def kept_by_bound(rows, top_k, top_p, min_p):
     columns = (np.asarray(x, t) for x, t in ((top_k, np.int32), (top_p, np.float32), (min_p, np.float32)))
-    bound = np.asarray(bound_of(jnp.asarray(rows), *(jnp.asarray(column) for column in columns)))
+    off = jnp.zeros(len(rows), jnp.float32)
+    bound = np.asarray(bound_of(jnp.asarray(rows), off, *(jnp.asarray(column) for column in columns)))
     return rows >= bound[:, None]
 
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of single values, made once and kept in tables: each says the value, the limit and the way out."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from metrale_jax.core.errors import RequestError
+
+# (name, value) -> nothing, or `RequestError`.
+Check = Callable[[str, Any], None]
+
+
+def number(low: float, high: float, remedy: str, open_low: bool = False) -> Check:
+    """A check for a finite number from `low` (not itself where `open_low`) to `high`."""
+
+    def check(name: str, value: Any) -> None:
+        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not fine or value < low or value > high or (open_low and value == low):
+            raise RequestError(f"{name}={value!r} is not a number {_range(low, high, open_low)}; {remedy}.")
+
+    return check
+
+
+def integer(low: int, high: float, remedy: str) -> Check:
+    """A check for an integer from `low` to `high`; infinity is no limit."""
+
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or value > high:
+            raise RequestError(f"{name}={value!r} is not an integer {_range(low, high, False)}; {remedy}.")
+
+    return check
+
+
+def text(least: int, remedy: str) -> Check:
+    """A check for a text of at least `least` characters."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, str) or len(value) < least:
+            wanted = f"a text of at least {least} character{'' if least == 1 else 's'}" if least else "a text"
+            raise RequestError(f"{name}={value!r} is not {wanted}; {remedy}.")
+
+    return check
+
+
+def one_of(values: tuple, remedy: str) -> Check:
+    """A check for one of `values`, of the same type as it."""
+
+    def check(name: str, value: Any) -> None:
+        if not any(type(value) is type(each) and value == each for each in values):
+            raise RequestError(f"{name}={value!r} is not one of {', '.join(map(repr, values))}; {remedy}.")
+
+    return check
+
+
+def optional(inner: Check) -> Check:
+    """`inner`, with None let through."""
+
+    def check(name: str, value: Any) -> None:
+        if value is not None:
+            inner(name, value)
+
+    return check
+
+
+def every(inner: Check) -> Check:
+    """`inner` for each value of a tuple."""
+
+    def check(name: str, value: Any) -> None:
+        for item in value:
+            inner(name, item)
+
+    return check
+
+
+def listed(name: str, value: Any) -> tuple:
+    """The list or tuple as a tuple, None as an empty one."""
+    if value is not None and not isinstance(value, list | tuple):
+        raise RequestError(f"{name}={value!r} is not a list; give a list, or leave it out.")
+    return tuple(value or ())
+
+
+def _range(low: float, high: float, open_low: bool) -> str:
+    start = f"above {low}" if open_low else f"from {low}"
+    return start + (" up" if high == math.inf else f" to {high}")
