@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metrale_jax.core.sequence import SamplingState, select_rows, stack_states
+from metrale_jax.core.sequence import SamplingState
 from metrale_jax.sampling.constraints import fixed_mask, mask_of
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.sampling.rows import SamplingRow, sampling_state
@@ -132,14 +132,12 @@ def test_each_row_of_a_mixture_draws_as_it_does_alone():
     rows, logits = rows_of_every_kind(), some_logits(len(EVERY_KIND))
     positions = np.arange(len(rows), dtype=np.int32)[:, None] + 12
     together = np.asarray(drawn(jnp.asarray(logits), state_of(rows), jnp.asarray(positions)))
-    batch = jax.tree.map(np.asarray, state_of(rows))
-    neighbours = jax.tree.map(np.asarray, state_of([None] * (len(rows) - 1)))
-    for index in range(len(rows)):
-        alone = stack_states([select_rows(batch, [index]), neighbours])
+    for index, row in enumerate(rows):
+        alone = state_of([row, *[None] * (len(rows) - 1)])
         others = some_logits(len(rows), seed=9)
         others[0] = logits[index]
         where = np.full_like(positions, positions[index])
-        got = np.asarray(drawn(jnp.asarray(others), jax.tree.map(jnp.asarray, alone), jnp.asarray(where)))
+        got = np.asarray(drawn(jnp.asarray(others), alone, jnp.asarray(where)))
         assert got[0] == together[index], EVERY_KIND[index]
 
 
