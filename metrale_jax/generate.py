@@ -42,7 +42,6 @@ def generate_tokens(
     width = ceil_div(len(prompt) + max_tokens, layout.block_size)
     words = bad_word_ids(sampling.bad_words, _no_text)
     constraint = constraint_of(sampling, config.vocab_size, words, structure)
-    fixed = fixed_mask(sampling, config.vocab_size, words)
     pool = make_pool(layout, (width + 1,) * len(layout.groups), fill)
     extras = constraint is not None
     state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size, extras)
@@ -54,7 +53,8 @@ def generate_tokens(
             # The past is run again under the rotary frequencies of a long sequence.
             fresh = first_state(layout, length, width, sampling, seed, stop_ids, config.vocab_size)
             state = fresh.replace(sampling=state.sampling)
-        state = _masked(state, fixed if constraint is None else constraint.mask())
+        if constraint is not None:
+            state = _masked(state, constraint.mask())
         if again or not answer:
             tokens = _ids([*prompt, *answer])
             pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([length]))
@@ -82,10 +82,11 @@ def first_state(
 ) -> SequenceState:
     """A batch of one sequence that has run nothing yet and holds blocks 1 to `table_width` of every group.
 
-    It has `SamplingExtras` where `sampling` needs them or `extras` asks for them.
+    It has `SamplingExtras` where `sampling` needs them or `extras` asks for them; bad words are lists of token ids.
     """
     zero = _ids([0])
-    row = SamplingRow(sampling, seed, stop_ids, prompt_len)
+    mask = fixed_mask(sampling, vocab_size, bad_word_ids(sampling.bad_words, _no_text))
+    row = SamplingRow(sampling, seed, stop_ids, prompt_len, (), mask)
     history_len = table_width * layout.block_size if extras or needs_extras(sampling) else 0
     return SequenceState(
         seq_len=zero,
@@ -98,9 +99,7 @@ def first_state(
     )
 
 
-def _masked(state: SequenceState, mask: np.ndarray | None) -> SequenceState:
-    if mask is None:
-        return state
+def _masked(state: SequenceState, mask: np.ndarray) -> SequenceState:
     sampling = state.sampling
     return state.replace(sampling=sampling.replace(extras=sampling.extras.replace(mask=mask[None])))
 

@@ -102,7 +102,7 @@ class Device:
 
     def score(self, hidden: Hidden, targets: np.ndarray, num_logprobs: int) -> Any:
         """Log-probabilities of `targets [T]`, one after each prompt token run, and of the likeliest tokens."""
-        return self._steps.run("prompt_scores", self._head, hidden.chunks, targets, num_logprobs=num_logprobs)
+        return self._steps.run("prompt_scores", self._head, hidden.chunks, targets, num_top=num_logprobs)
 
     def put_tokens(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Sets the tokens that `slots` run next."""

@@ -125,7 +125,7 @@ class _Plan:
                 self.steps.executable("pick_rows", self._hidden(num_ends), _ints(rows))
             case Score(tokens, num_logprobs):
                 arguments = head, self._hidden(tokens), _ints(tokens)
-                self.steps.executable("prompt_scores", *arguments, num_logprobs=num_logprobs)
+                self.steps.executable("prompt_scores", *arguments, num_top=num_logprobs)
 
             case Copy():
                 blocks = tuple(_ints(COPIES) for _ in range(self.num_groups))

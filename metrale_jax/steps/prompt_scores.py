@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probabilities of a prompt's own tokens."""
-
-from typing import Any
+"""How likely a model finds each token of a prompt, a few rows at a time: logits of all of them never exist at once."""
 
 import jax
 import jax.numpy as jnp
@@ -9,30 +7,39 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from metrale_jax.models.decoder import DecoderParams, Model, head_logits
-from metrale_jax.sampling.sample import chosen_logprobs
+from metrale_jax.sampling.sample import score_rows
+from pallas_kernels.shapes import ceil_div
 
-PIECE = 32
+PIECE_ROWS = 64
 
 
 @struct.dataclass
 class PromptScores:
-    """float32 `logprobs [T]` and `top_logprobs [T, k]`, int32 `top_ids [T, k]`."""
+    """For each of `T` tokens: float32 `logprobs`, int32 `ranks` from 1, and the likeliest `[T, k]` in their place."""
 
-    logprobs: Any
-    top_ids: Any
-    top_logprobs: Any
+    logprobs: Float[Array, " T"]
+    ranks: Int[Array, " T"]
+    top_ids: Int[Array, "T k"]
+    top_logprobs: Float[Array, "T k"]
 
 
 def prompt_logprobs(
-    model: Model, params: DecoderParams, hidden: Float[Array, "T D"], targets: Int[Array, " T"], num_logprobs: int
+    model: Model, params: DecoderParams, hidden: Float[Array, "T D"], targets: Int[Array, " T"], num_top: int
 ) -> PromptScores:
-    """Temporary."""
-    size = min(PIECE, hidden.shape[0])
+    """Scores of `targets`, the token after each of the final rows `hidden`, by the raw logits as `logprobs` has them.
 
-    def piece(pair):
-        rows, wanted = pair
-        logits = head_logits(model, params, rows, jnp.arange(size, dtype=jnp.int32))
-        return PromptScores(*chosen_logprobs(logits, wanted, num_logprobs))
+    A target outside the vocabulary, as for the prompt's last token, is scored as the nearest token inside it and means
+    nothing.
+    """
+    num_tokens = targets.shape[0]
+    piece = min(PIECE_ROWS, num_tokens)
+    num_pieces = ceil_div(num_tokens, piece)
+    # A row past the end is the last one again, and is cut off below.
+    rows = jnp.minimum(jnp.arange(num_pieces * piece, dtype=jnp.int32), num_tokens - 1).reshape(num_pieces, piece)
+    known = jnp.clip(targets, 0, model.config.vocab_size - 1)
 
-    out = jax.lax.map(piece, (hidden.reshape(-1, size, hidden.shape[1]), targets.reshape(-1, size)))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
+    def score(picked):
+        return score_rows(head_logits(model, params, hidden, picked), known[picked], num_top)
+
+    scores = jax.lax.map(score, rows)
+    return PromptScores(*(leaf.reshape(-1, *leaf.shape[2:])[:num_tokens] for leaf in scores))

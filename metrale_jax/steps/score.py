@@ -8,6 +8,7 @@ from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logits
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch
+from metrale_jax.steps.outcome import remembering_chunks
 
 
 def score(
@@ -22,4 +23,5 @@ def score(
     batch = ragged_batch(state, tokens, lengths, model.layout.block_size)
     hidden, pool = forward(model, params, pool, batch)
     rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    state = remembering_chunks(state, tokens, lengths)
     return pool, state.replace(seq_len=state.seq_len + lengths), head_logits(model, params, hidden, rows)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request may ask for, and how it is told that it may not."""
 
+import dataclasses
+import json
 import math
 
 import pytest
 
 from metrale_jax.core.errors import RequestError
-from metrale_jax.sampling.params import SamplingParams, seed_bits
+from metrale_jax.sampling.params import CHECKS, SamplingParams, seed_bits
 
 BAD = [
     ("temperature", -0.1),
@@ -48,6 +50,48 @@ BAD = [
     ("stop_token_ids", ["a"]),
     ("stop_token_ids", [True]),
     ("stop_token_ids", 3),
+    ("top_n_sigma", -1),
+    ("typical_p", 0),
+    ("typical_p", 1.1),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -1),
+    ("repetition_penalty", math.inf),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("logit_bias", {-1: 1}),
+    ("logit_bias", {"5": 1}),
+    ("logit_bias", {5: 101}),
+    ("logit_bias", {5: None}),
+    ("logit_bias", [5]),
+    ("logit_bias", 5),
+    ("logit_bias", dict.fromkeys(range(513), 1)),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [-1]),
+    ("banned_token_ids", [1.5]),
+    ("bad_words", "word"),
+    ("bad_words", [" "]),
+    ("bad_words", [[]]),
+    ("bad_words", [[1, -1]]),
+    ("bad_words", [3]),
+    ("prompt_logprobs", 21),
+    ("echo", 1),
+    ("json_schema", "{"),
+    ("json_schema", 3),
+    ("json_schema", {"a": object()}),
+    ("regex", ""),
+    ("choice", []),
+    ("choice", ["a", ""]),
+    ("choice", "ab"),
+    ("grammar", 7),
+    ("beam_width", -1),
+    ("length_penalty", math.nan),
+    ("early_stopping", "always"),
+    ("early_stopping", 1),
+    ("priority", 0.5),
+    ("priority", 2**31),
+    ("deadline_s", 0),
+    ("deadline_s", math.inf),
+    ("cache_salt", None),
 ]
 
 
@@ -73,6 +117,12 @@ GOOD = [
     {"max_tokens": 5, "min_tokens": 5},
     {"logprobs": 0},
     {"logprobs": 20},
+    {"top_n_sigma": 1, "typical_p": 1, "repetition_penalty": 0.5, "presence_penalty": 2, "frequency_penalty": -2},
+    {"prompt_logprobs": 0, "echo": True, "priority": -3, "deadline_s": 0.5, "cache_salt": "tenant"},
+    {"beam_width": 4, "n": 4, "length_penalty": -1.5, "early_stopping": "never"},
+    {"json_schema": "{}"},
+    {"regex": "[0-9]+"},
+    {"grammar": "start: /a/"},
 ]
 
 
@@ -100,3 +150,39 @@ def test_small_seeds_are_themselves_and_each_sample_has_its_own():
     bits = {seed_bits(seed, sample) for seed in (0, 1, 2**32, 2**40 + 1, 2**64 - 1) for sample in range(50)}
     assert len(bits) == 250
     assert all(0 <= value < 2**32 for value in bits)
+
+
+def test_params_hash_and_can_be_changed_whatever_they_were_made_of():
+    params = SamplingParams(
+        logit_bias={7: 1.0, 3: -1},
+        allowed_token_ids=[3, 7],
+        bad_words=["no", [1, 2]],
+        choice=["a", "b"],
+    )
+    assert params.logit_bias == ((3, -1), (7, 1.0))
+    assert params.bad_words == ("no", (1, 2)) and params.choice == ("a", "b")
+    assert hash(params) == hash(dataclasses.replace(params)) and params == dataclasses.replace(params)
+    assert params == dataclasses.replace(params, logit_bias=[[3, -1], [7, 1.0]])
+
+
+def test_a_schema_keeps_the_order_of_its_properties():
+    schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
+    text = SamplingParams(json_schema=schema).json_schema
+    assert json.loads(text) == schema and text.index('"b"') < text.index('"a"')
+    assert SamplingParams(json_schema=text).json_schema == text
+
+
+def test_an_answer_has_one_structure():
+    with pytest.raises(RequestError, match="json_schema and regex are given"):
+        SamplingParams(json_schema={}, regex="a")
+    assert SamplingParams(choice=["a"]).structured and not SamplingParams().structured
+
+
+def test_a_search_gives_no_more_answers_than_beams():
+    with pytest.raises(RequestError, match="n=5 is not an integer from 1 to 4"):
+        SamplingParams(n=5, beam_width=4)
+
+
+def test_every_field_is_checked():
+    checked = {*CHECKS, "logit_bias", "min_tokens"}
+    assert checked == {field.name for field in dataclasses.fields(SamplingParams)}

@@ -8,7 +8,7 @@ import pytest
 
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.sampling.rules import ruled_logits
-from metrale_jax.sampling.sample import chosen_logprobs, draw
+from metrale_jax.sampling.sample import chosen_logprobs, draw, drawable, score_rows
 
 VOCAB, STOPS, ROWS = 131, 4, 8
 
@@ -94,6 +94,9 @@ FILTERS = [
     {"temperature": 1.0, "top_p": 0.7},
     {"temperature": 1.2, "min_p": 0.15},
     {"temperature": 0.9, "top_k": 12, "top_p": 0.8, "min_p": 0.05},
+    {"temperature": 1.1, "top_n_sigma": 1.2},
+    {"temperature": 1.0, "typical_p": 0.6},
+    {"temperature": 1.3, "top_n_sigma": 2.0, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.9},
 ]
 
 
@@ -116,15 +119,23 @@ def test_tokens_follow_the_filtered_softmax(wanted):
     assert chi_square < freedom + 6 * np.sqrt(2 * freedom) + 6
 
 
-def filtered_softmax(row, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+def filtered_softmax(row, temperature=1.0, top_n_sigma=0.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0):
     scaled = row.astype(np.float64) / temperature
     p = np.exp(scaled - scaled.max())
+    if top_n_sigma:
+        p[scaled < scaled.max() - top_n_sigma * scaled.std()] = 0
     order = np.argsort(-p)
     if top_k:
         p[order[top_k:]] = 0
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= top_p * p.sum()]] = 0
     p[p < min_p * p.max()] = 0
+    p /= p.sum()
+    if typical_p < 1:
+        information = -np.log(np.where(p > 0, p, 1e-300))
+        order = np.argsort(np.abs(information - (p * information).sum()))
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= typical_p]] = 0
     return p / p.sum()
 
 
@@ -150,6 +161,38 @@ def test_an_early_stop_that_is_all_the_mass_leaves_the_rest_to_be_drawn():
     tokens = drawn(logits, state, 7)
     assert 2 not in tokens
     assert len(set(tokens.tolist())) > 1
+
+
+@pytest.mark.parametrize("columns", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "top_n_sigma": 1, "typical_p": 0.5}])
+def test_a_row_without_a_token_to_draw_gives_token_0_and_says_so(columns):
+    logits = some_logits(4)
+    logits[[1, 3]] = -np.inf
+    logits[2, 5] = np.nan
+    state = sampling(4, temperature=[0, 0, 1, 1], seed=1, **columns)
+    tokens = drawn(logits, state, 3)
+    assert tokens[0] == logits[0].argmax() and tokens[1] == tokens[3] == 0 and 0 <= tokens[2] < VOCAB
+    assert np.asarray(drawable(jnp.asarray(logits))).tolist() == [True, False, True, False]
+
+
+def test_one_token_left_is_drawn_whatever_the_filters():
+    logits = np.full((4, VOCAB), -np.inf, np.float32)
+    logits[:, 77] = -3
+    state = sampling(
+        4, temperature=[0, 1, 1, 9], top_n_sigma=[0, 1, 0, 0.1], top_k=5, top_p=0.5, min_p=1, typical_p=0.1
+    )
+    assert drawn(logits, state, 3).tolist() == [77] * 4
+
+
+def test_ranks_count_the_likelier_tokens():
+    logits = some_logits(ROWS)
+    targets = np.arange(ROWS, dtype=np.int32)
+    logits[0, :3] = 50
+    logprobs, ranks, ids, top = score_rows(jnp.asarray(logits), jnp.asarray(targets), 2)
+    assert np.asarray(ranks).tolist() == [1] + [1 + (row > row[t]).sum() for t, row in enumerate(logits)][1:]
+    for got, same in zip(
+        (logprobs, ids, top), chosen_logprobs(jnp.asarray(logits), jnp.asarray(targets), 2), strict=True
+    ):
+        np.testing.assert_array_equal(got, same)
 
 
 def test_log_probabilities_are_those_of_the_raw_logits():

@@ -31,17 +31,17 @@ class Bench:
         num_blocks = (NUM_BLOCKS,) * len(self.layout.groups)
         return make_pool(self.layout, num_blocks, lambda spec: jnp.full(spec.shape, jnp.nan, spec.dtype))
 
-    def row(self, place: int, prompt_len: int, params: SamplingParams = GREEDY, seed: int = 0) -> SequenceState:
-        """A sequence that has run nothing, in blocks of its own: batch row `place`."""
+    def row(self, place: int, prompt_len: int, params: SamplingParams = GREEDY, seed: int = 0, extras: bool = False):
+        """A sequence that has run nothing, in blocks of its own: batch row `place`. All rows of a batch have extras."""
         vocab = self.config.vocab_size
         stops = [*params.stop_token_ids, *[vocab] * (STOP_IDS - len(params.stop_token_ids))]
-        state = first_state(self.layout, prompt_len, TABLE_WIDTH, params, seed, stops, vocab)
+        state = first_state(self.layout, prompt_len, TABLE_WIDTH, params, seed, stops, vocab, extras)
         tables = tuple(table + place * TABLE_WIDTH for table in state.block_tables)
         return state.replace(block_tables=tables)
 
     def padded(self, rows: Sequence[SequenceState], num_rows: int) -> SequenceState:
         """A batch of `rows`, filled up with padding."""
-        empty = jax.tree.map(np.zeros_like, self.row(0, 0))
+        empty = jax.tree.map(np.zeros_like, rows[0])
         return stack_states([*rows, *[empty] * (num_rows - len(rows))])
 
     def run(self, name, pool, state, *rest):

@@ -16,9 +16,18 @@ SETTINGS = [
     SamplingParams(temperature=0.9, min_tokens=5, stop_token_ids=[100, 29, 95]),
     SamplingParams(temperature=0),
 ]
+# Rules that look back, on drafts too.
+RULES = [
+    SamplingParams(temperature=0, repetition_penalty=1.8),
+    SamplingParams(temperature=0.9, frequency_penalty=1.0, presence_penalty=1.0),
+    SamplingParams(temperature=0, min_tokens=9, stop_token_ids=[5, 6, 7, 8, 9, 10, 11, 12], frequency_penalty=2.0),
+    SamplingParams(temperature=1.2, top_n_sigma=1.5, typical_p=0.9, logit_bias={3: 4.0, 4: 4.0}),
+    SamplingParams(temperature=0.8, allowed_token_ids=list(range(40)), repetition_penalty=1.3),
+    SamplingParams(temperature=0),
+]
 
 
-def started(bench):
+def started(bench, wishes):
     """Pool and rows after their prompts, of which each has drawn a token."""
     pool, rows, offset = bench.pool(), [], 0
     for half in (range(0, 3), range(3, 6)):
@@ -26,7 +35,8 @@ def started(bench):
         for index in half:
             prompts.append(bench.prompt[offset : offset + STARTS[index]])
             offset += STARTS[index]
-        fresh = [bench.row(i, STARTS[i], SETTINGS[i], 40 + i) for i in half]
+        extras = wishes is RULES
+        fresh = [bench.row(i, STARTS[i], wishes[i], 40 + i, extras) for i in half]
         pool, done, _ = bench.prefill(pool, fresh, prompts)
         rows += done
     return pool, rows
@@ -48,11 +58,11 @@ def mixed_drafts(rng, wanted):
 
 
 @pytest.mark.parametrize("propose", [right_drafts, wrong_drafts, mixed_drafts])
-@pytest.mark.parametrize("name", ["llama-default", "gemma2"])
-def test_any_drafts_reproduce_the_stream_of_decode(bench, name, propose):
+@pytest.mark.parametrize("name, wishes", [("llama-default", SETTINGS), ("gemma2", SETTINGS), ("llama-default", RULES)])
+def test_any_drafts_reproduce_the_stream_of_decode(bench, name, wishes, propose):
     bench = bench(name)
-    _, _, stream = bench.decode(*started(bench), TOKENS + WIDTH + 1)
-    pool, rows = started(bench)
+    _, _, stream = bench.decode(*started(bench, wishes), TOKENS + WIDTH + 1)
+    pool, rows = started(bench, wishes)
     state = bench.padded(rows, ROWS)
     before = np.asarray(state.seq_len)
     rng = np.random.default_rng(1)
