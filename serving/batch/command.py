@@ -149,7 +149,7 @@ def _say(arguments, stop: StopWish, tally: Tally, done: int, total: int | None, 
     elif not arguments.quiet:
         speed = tally.tokens / seconds if seconds > 0 else 0.0
         print(
-            f"[{done} lines done; this run answered {tally.answered} and refused {tally.refused}, {tally.tokens} tokens "
+            f"[{done} lines done; this run answered {tally.answered}, refused {tally.refused}; {tally.tokens} tokens "
             f"in {seconds:.1f} s, {speed:.1f} tokens/s]",
             file=sys.stderr,
         )

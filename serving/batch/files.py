@@ -14,14 +14,18 @@ class BatchError(MetraleError):
 
 
 @contextmanager
-def told(what: str, path: str | Path, remedy: str) -> Iterator[None]:
-    """Turns an `OSError` inside into a `BatchError` of one sentence. A reader that went away stays what it is."""
+def told(what: str, path: str | Path, remedy: str, *others: type[Exception]) -> Iterator[None]:
+    """Turns an `OSError` inside, or one of `others`, into a `BatchError` of one sentence.
+
+    A reader that went away stays what it is.
+    """
     try:
         yield
     except BrokenPipeError:
         raise
-    except OSError as error:
-        raise BatchError(f"{what} {str(path)!r} cannot be used ({error.strerror or error}); {remedy}.") from error
+    except (OSError, *others) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BatchError(f"{what} {str(path)!r} cannot be used ({reason}); {remedy}.") from error
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -6,7 +6,7 @@ the path of an output.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -22,15 +22,14 @@ class Source(Protocol):
     total: int | None
     identity: dict[str, Any]
 
-    def rows(self) -> Iterator[tuple[int, bytes | Mapping[str, Any]]]:
-        """Rows with their numbers, from 1."""
+    def rows(self) -> Iterator[tuple[int, bytes]]:
+        """Rows as JSON with their numbers, from 1; an empty one gets no answer."""
 
 
 class Target(Protocol):
     """An output that grows by `min_rows` records or more at a time, each of them whole or not there at all."""
 
     min_rows: int
-    resumable: bool
 
     def recover(self) -> Iterator[int]:
         """Input line numbers of all records that are there, once torn ends are cleaned up."""

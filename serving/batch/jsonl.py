@@ -64,7 +64,6 @@ class JsonlFile:
     """A file of output lines that is only ever appended to. Raises `BatchError` where it cannot be."""
 
     min_rows = 1
-    resumable = True
 
     def __init__(self, path: Path):
         self._path = path
@@ -130,7 +129,6 @@ class StreamTarget:
     """Output lines into a pipe or terminal: gone once written, so such a batch cannot be taken up again."""
 
     min_rows = 1
-    resumable = False
 
     def __init__(self, path: str):
         self._path = path

@@ -4,13 +4,13 @@
 import sys
 import time
 
-from tqdm import tqdm
-
 
 class BatchProgress:
     """The bar of one run, `done` of `total` lines being there from before. Not shown if `quiet`."""
 
     def __init__(self, total: int | None, done: int, quiet: bool):
+        from tqdm import tqdm
+
         self._bar = tqdm(
             desc="batch", total=total, initial=done, unit="line", disable=quiet, file=sys.stderr, dynamic_ncols=True
         )

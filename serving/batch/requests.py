@@ -60,11 +60,9 @@ class BadLine(MetraleError):
         self.code, self.origin = code, origin
 
 
-def decoded(line: int, raw: bytes | Mapping[str, Any]) -> dict[str, Any]:
-    """The object that a line holds; a row of a table is one already. Raises `BadLine`."""
+def decoded(line: int, raw: bytes) -> dict[str, Any]:
+    """The object that a line holds. Raises `BadLine`."""
     origin = Origin(line)
-    if isinstance(raw, Mapping):
-        return dict(raw)
     try:
         record = json.loads(raw.decode("utf-8"))
         if b"\\ud" in raw or b"\\uD" in raw:

@@ -154,7 +154,7 @@ class _Run:
             if job:
                 yield job
 
-    def _job(self, line: int, raw: bytes | Mapping[str, Any]) -> Job | None:
+    def _job(self, line: int, raw: bytes) -> Job | None:
         record = decoded(line, raw)
         origin = origin_of(line, record)
         if origin.key is not None:
