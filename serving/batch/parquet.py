@@ -3,7 +3,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import file_digest
@@ -13,7 +12,6 @@ from typing import Any
 from serving.batch.files import BatchError, publish, told
 
 ROWS_READ = 1024
-PART = re.compile(r"part-(\d{6})\.parquet")
 # Columns that hold whatever was asked for, as JSON.
 AS_JSON = ("choices", "logprobs", "response")
 
@@ -44,7 +42,7 @@ class ParquetSource:
                 for batch in self._parquet.ParquetFile(file).iter_batches(batch_size=ROWS_READ):
                     for row in batch.to_pylist():
                         number += 1
-                        yield number, _row_json(row)
+                        yield number, row_json(row)
 
     def _told(self):
         return told("input", self._path, "name Parquet that can be read", self._arrow.ArrowInvalid)
@@ -56,34 +54,22 @@ class ParquetParts:
     min_rows = 4096
 
     def __init__(self, path: Path):
-        self._arrow, self._parquet = _modules()
+        _modules()
         self._path = path
-        with self._told():
+        with told("output", path, "name a directory that can be written"):
             path.mkdir(exist_ok=True)
         self._next = 0
 
     def recover(self) -> Iterator[int]:
         """Input line numbers of all rows, once unfinished parts are removed."""
-        with self._told():
-            for torn in self._path.glob(".part-*.tmp"):
-                torn.unlink()
-            for part in _parts(self._path):
-                self._next = int(PART.fullmatch(part.name)[1]) + 1
-                for batch in self._parquet.ParquetFile(part).iter_batches(columns=["line"]):
-                    yield from batch.column("line").to_pylist()
+        for rows in part_columns(self._path, ["line"]):
+            yield from (row["line"] for row in rows)
+        numbers = [int(part.stem.removeprefix("part-")) for part in _parts(self._path)]
+        self._next = max(numbers, default=-1) + 1
 
     def append(self, texts: list[bytes]) -> None:
         """Adds one part file."""
-        rows = [_output_row(json.loads(text)) for text in texts]
-        table = self._arrow.Table.from_pylist(rows, schema=_schema(self._arrow))
-        part = self._path / f"part-{self._next:06d}.parquet"
-        beside = self._path / f".{part.name}.tmp"
-        with self._told():
-            with open(beside, "wb") as file:
-                self._parquet.write_table(table, file)
-                file.flush()
-                os.fsync(file.fileno())
-            publish(beside, part)
+        write_part(self._path / f"part-{self._next:06d}.parquet", [json.loads(text) for text in texts])
         self._next += 1
 
     def sync(self) -> None:
@@ -92,9 +78,38 @@ class ParquetParts:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _told(self):
-        remedy = "make room or name another directory, and run the command again"
-        return told("output", self._path, remedy, self._arrow.ArrowInvalid)
+
+def write_part(part: Path, records: list[dict[str, Any]]) -> None:
+    """Writes output records as a file that is there whole or not at all. Raises `BatchError`."""
+    arrow, parquet = _modules()
+    table = arrow.Table.from_pylist([_output_row(record) for record in records], schema=_schema(arrow))
+    beside = part.with_name(f".{part.name}.tmp")
+    with told("output", part, "make room and run the command again, what is answered stays", arrow.ArrowInvalid):
+        with open(beside, "wb") as file:
+            parquet.write_table(table, file)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(beside, part)
+
+
+def part_columns(directory: Path, names: list[str]) -> Iterator[list[dict[str, Any]]]:
+    """Rows of all parts of a directory, some columns of them, piece by piece, once unfinished parts are removed."""
+    arrow, parquet = _modules()
+    with told("output", directory, "see that its parts can be read", arrow.ArrowInvalid):
+        for torn in directory.glob(".part-*.tmp"):
+            torn.unlink()
+        for part in _parts(directory):
+            for batch in parquet.ParquetFile(part).iter_batches(columns=names):
+                yield batch.to_pylist()
+
+
+def row_json(row: dict[str, Any]) -> bytes:
+    """A row as a line of the input: without nulls, a body of JSON text as an object."""
+    present = _without_null(row)
+    if isinstance(present.get("body"), str):
+        with suppress(ValueError):  # what is no JSON is told later, as a body that is no object
+            present["body"] = json.loads(present["body"])
+    return json.dumps(present, default=str).encode()
 
 
 def open_source(path: str) -> ParquetSource:
@@ -127,7 +142,7 @@ def clear(path: str) -> None:
 
 
 def _parts(directory: Path) -> list[Path]:
-    return sorted(part for part in directory.glob("part-*.parquet") if PART.fullmatch(part.name))
+    return sorted(directory.glob("part-*.parquet"))
 
 
 def _modules():
@@ -140,14 +155,6 @@ def _modules():
             "JSON lines."
         ) from None
     return pyarrow, pyarrow.parquet
-
-
-def _row_json(row: dict[str, Any]) -> bytes:
-    present = _without_null(row)
-    if isinstance(present.get("body"), str):
-        with suppress(ValueError):  # what is no JSON is told later, as a body that is no object
-            present["body"] = json.loads(present["body"])
-    return json.dumps(present, default=str).encode()
 
 
 def _without_null(value: Any) -> Any:
