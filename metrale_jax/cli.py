@@ -2,6 +2,7 @@
 """`metrale-jax`: generate, chat and inspect on the command line. A `MetraleError` is one line on stderr and exit 2."""
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,10 @@ EPILOG = "MODEL is an alias (smollm2-135m, gemma3-270m), a Hugging Face director
 
 # A terminal wants the likeliest answer, and the whole of it.
 ANSWER_DEFAULTS = {"temperature": 0.0, "max_tokens": 256}
+
+# Commands that live above this module: each names a module with `ABOUT`, `add_arguments(parser)` and
+# `run(arguments, load)`, where `load()` gives the model as an `LLM`.
+SERVING_COMMANDS = {"batch": "serving.batch.command"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +62,21 @@ def _parser() -> argparse.ArgumentParser:
         if name == "generate":
             sub.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
             sub.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
+    for name, module in SERVING_COMMANDS.items():
+        _add_serving(commands, name, importlib.import_module(module))
     return parser
+
+
+def _add_serving(commands, name: str, module) -> None:
+    from metrale_jax.llm import LLMConfig
+
+    sub = commands.add_parser(name, help=module.ABOUT, description=module.ABOUT, epilog=EPILOG)
+    sub.set_defaults(command=lambda arguments: module.run(arguments, lambda: _loaded(arguments)))
+    sub.add_argument("--model", default="smollm2-135m", help="default smollm2-135m")
+    sub.add_argument("--no-compile-cache", action="store_true", help="keep no compiled programs on disk")
+    sub.add_argument("--quiet", action="store_true", help="no progress and no speed")
+    module.add_arguments(sub)
+    add_flags(sub, LLMConfig)
 
 
 def _loaded(arguments: argparse.Namespace):

@@ -123,6 +123,15 @@ class LLM:
             raise RequestError(f"n={one.n} answers cannot share one stream; ask for one, or use generate.")
         return self._pieces(self._submitted(prompt, one, alone=True))
 
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
+        """The answer to come: `step` until it is `finished`, then ask its `result`. Raises `RequestError` at once."""
+        return self._submitted(prompt, params or SamplingParams(), alone=True)
+
+    def step(self) -> bool:
+        """Advances all that was submitted; returns whether work is left."""
+        with self._lock:
+            return self.engine.step()
+
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Float32 logits `[T, V]` of a whole sequence; row i scores what follows token i."""
         tokens = checked_tokens(token_ids, self.loaded.config.vocab_size)

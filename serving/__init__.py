@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 9: servers over the engine; none yet. They see requests and tokens only."""
+"""Rank 9: what serves requests over the engine. It sees requests and tokens only, never JAX.
+
+`openai_body` reads OpenAI's request bodies and `openai_answer` writes its answers, whatever carries them. `batch/`
+answers files of requests; `ray_batch` does the same as a stage over a Ray Dataset.
+"""
