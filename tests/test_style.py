@@ -35,6 +35,7 @@ RANKS = {
     "metrale_jax.loading": 8,
     "metrale_jax.evaluation": 8,
     "metrale_jax.results": 8,
+    "metrale_jax.rules": 8,
     "metrale_jax.answers": 9,
     "metrale_jax.runtime": 9,
     "metrale_jax.inspection": 9,
