@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from metrale_jax.convert import add_convert
     from metrale_jax.llm import LLMConfig
     from metrale_jax.sampling.params import SamplingParams
 
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "generate":
             sub.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
             sub.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
+    add_convert(commands, EPILOG)
     return parser
 
 
