@@ -24,6 +24,7 @@ from metrale_jax.runtime import LoadedModel, load_model, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
+from pallas_kernels.shapes import ceil_div
 
 Prompt = str | Sequence[int]
 
@@ -170,7 +171,15 @@ class LLM:
         )
 
     def _engine_config(self, steps: Steps) -> EngineConfig:
-        return within_pool(steps.model.layout, self._engine_limits(steps.model.config.max_context_tokens))
+        layout = steps.model.layout
+        block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+        least = ceil_div(3 * block, 1 << 20)
+        if self.config.kv_cache_mib < least:
+            raise ConfigError(
+                f"kv_cache_mib={self.config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or "
+                "more."
+            )
+        return within_pool(layout, self._engine_limits(steps.model.config.max_context_tokens))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
         plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))
