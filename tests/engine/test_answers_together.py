@@ -197,19 +197,18 @@ def test_an_answer_with_a_structure_runs_beside_answers_that_are_drawn_ahead(kit
 
 def test_stop_ids_of_one_request_end_no_other(kit):
     kit = kit("llama-default", config=LONG)
-    prompt = prompt_of(kit, 30)
-    free = kit.solo(kit.job(prompt))
-    stops = [
-        replace(GREEDY, stop_token_ids=[free[at]], repetition_penalty=penalty) for at in (3, 7) for penalty in (1, 1.3)
-    ]
-    jobs = [kit.job(prompt), *(kit.job(prompt, params) for params in stops), kit.job(prompt, eos_token_ids=(free[5],))]
+    prompt = prompt_of(kit, 30, 3)
+    free = kit.solo(kit.job(prompt, SAMPLED))
+    first, second, third = [at for at in range(12) if free[at] not in free[:at]][1:4]
+    one, other = (replace(SAMPLED, stop_token_ids=[free[at]]) for at in (first, second))
+    jobs = [kit.job(prompt, params) for params in (SAMPLED, one, other, replace(one, repetition_penalty=1.3))]
+    jobs.append(kit.job(prompt, SAMPLED, eos_token_ids=(free[third],)))
     engine = kit.engine(16)
     requests = [kit.submit(engine, job) for job in jobs]
     kit.finish(engine)
     assert_solo(kit, jobs, requests)
-    ends = [12, *(free.index(free[at]) + 1 for at in (3, 7, 5))]
-    assert [len(requests[index].output) for index in (0, 1, 2, 4)] == ends
-    assert [requests[index].finish_reason for index in (0, 1, 2, 4)] == ["length", "stop", "stop", "stop"]
+    ends = [(12, "length"), *((at + 1, "stop") for at in (first, second, third))]
+    assert [(len(requests[index].output), requests[index].finish_reason) for index in (0, 1, 2, 4)] == ends
 
 
 # Log-probabilities.

@@ -55,7 +55,7 @@ def drawn(past, seed, allowed=None):
 
 
 class PaperDevice:
-    """What `Device` is to the engine. `faults` gives for each step a mishap, or nothing."""
+    """What `Device` is to the engine. `faults` picks a mishap of those it is given, or none."""
 
     num_compiles = 0
 
@@ -73,8 +73,8 @@ class PaperDevice:
         return arrays
 
     def advance(self, decoding, chunks):
-        fault = self._faults()
-        if fault == "refused" or fault == "lost":
+        fault = self._faults("refused", "lost")
+        if fault:
             self.pool_lost = fault == "lost"
             raise RuntimeError("a step that failed")
         pasts = []
@@ -159,7 +159,7 @@ class PaperDevice:
             self.pool[copy.group][copy.target] = block
 
     def fetch(self, out):
-        if self._faults() == "unread":
+        if self._faults("unread"):
             raise RuntimeError("a result that failed")
         return out
 
@@ -211,14 +211,13 @@ class Load:
         shapes = make_shape_plan(config, 1)
         memory = Memory(usable_blocks + 1, windows, BLOCK, rope.regime, keep=True)
         limits = Limits(64, 8, VOCAB, BLOCK, usable_blocks, shapes.stop_ids, rope.recompute_len)
-        faults = partial(self.fault, 0.01 if faulty else 0)
+        faults = partial(self.fault, 0.03 if faulty else 0)
         device = PaperDevice(windows, usable_blocks + 1, 8, rope, faults)
         self.engine = Engine(device, memory, shapes, limits, lambda: self.now)
         self.texts = [self.rng.integers(0, VOCAB, 60).tolist() for _ in range(3)]
         self.asked = []
 
-    def fault(self, chance):
-        kinds = ("refused", "lost", "unread")
+    def fault(self, chance, *kinds):
         return str(self.rng.choice(kinds)) if self.rng.random() < chance else ""
 
     def submit(self):
