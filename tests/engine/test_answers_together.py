@@ -19,6 +19,8 @@ from tests.engine.conftest import LONG, Kit
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)
+# The second, whose programs take a while to compile, lets blocks go behind its windows.
+MODELS = ["llama-default", pytest.param("gemma2", marks=pytest.mark.slow)]
 HOT = SamplingParams(temperature=1.5, max_tokens=12)
 # A draw, and a rule on top that changes what it gives.
 RULES = [
@@ -77,7 +79,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("chunk", [16, 128])
-@pytest.mark.parametrize("name", ["llama-default", "gemma2"])
+@pytest.mark.parametrize("name", MODELS)
 def test_four_answers_are_four_requests_and_run_the_prompt_once(kit, name, chunk):
     kit = kit(name, config=LONG)
     job = kit.job(prompt_of(kit, 53), replace(SAMPLED, n=4), seed=21)
@@ -92,7 +94,7 @@ def test_four_answers_are_four_requests_and_run_the_prompt_once(kit, name, chunk
 
 
 @pytest.mark.parametrize("chunk", [16, 128])
-@pytest.mark.parametrize("name", ["llama-default", "gemma2"])
+@pytest.mark.parametrize("name", MODELS)
 def test_four_answers_in_company_and_thrown_out_are_four_requests(kit, name, chunk):
     kit = kit(name, config=LONG)
     job = kit.job(prompt_of(kit, 53), replace(SAMPLED, n=4, priority=1, repetition_penalty=1.2), seed=22)
@@ -237,7 +239,7 @@ def assert_log_probabilities(entries, tokens, expected, count):
 
 
 @pytest.mark.parametrize(("chunk", "usable_blocks"), [(16, None), (128, None), (16, 24)])
-@pytest.mark.parametrize("name", ["llama-default", "gemma2"])
+@pytest.mark.parametrize("name", MODELS)
 def test_log_probabilities_are_the_models_whatever_is_cached_or_cut(kit, name, chunk, usable_blocks):
     kit = kit(name, config=LONG)
     prompt = prompt_of(kit, 53)

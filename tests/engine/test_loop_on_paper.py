@@ -77,14 +77,10 @@ class PaperDevice:
         if fault:
             self.pool_lost = fault == "lost"
             raise RuntimeError("a step that failed")
-        pasts = []
-        ends = [
-            (),
-        ] * (0 if decoding is None else len(decoding.seq_lens))
+        ends, pasts, start = [], [], 0
         for row, length in enumerate(() if decoding is None else decoding.seq_lens):
-            if length:
-                ends[row] = self._run(decoding, row, [int(self.last_tokens[decoding.slots[row]])])[-1]
-        start = 0
+            token = int(self.last_tokens[decoding.slots[row]])
+            ends.append(self._run(decoding, row, [token])[-1] if length else ())
         for row, length in enumerate(() if chunks is None else chunks.lengths):
             pasts += self._run(chunks.rows, row, chunks.tokens[start : start + length].tolist())
             ends.append(pasts[-1])

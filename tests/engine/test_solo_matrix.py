@@ -141,7 +141,7 @@ def smollm2_kit() -> Kit:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("warmth", WARMTHS)
-@pytest.mark.parametrize("name", ["llama-default", "gemma2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-default", "gemma2", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_every_cell_gives_the_solo_answer(scenes, record_property, name, warmth, chunk):
     check(*scenes(name), cells(warmth, chunk), record_property)
 
