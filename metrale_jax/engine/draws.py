@@ -85,7 +85,7 @@ class Draws:
         return min(MAX_LOGPROBS, self._limits.vocab_size) if wanted >= 0 else 0
 
     def _fresh(self, device: Device, requests: list[Request], size: int) -> _Drawn:
-        extras = any(needs_extras(request.params) for request in requests)
+        extras = any(needs_extras(request.params) or request.constraint is not None for request in requests)
         rows = [
             SamplingRow(
                 params=request.params,

@@ -243,6 +243,7 @@ class Engine:
             if refused == request.request_id and self.memory.num_available <= blocks and self.slots.num_free <= slots:
                 return  # nothing was given back since it did not fit
             self.waiting.pop()
+            request.followers = [one for one in request.followers if not one.finished]
             request.known_len = max(request.known_len, len(request.prompt))
             missing = self.memory.begin(request)
             offered[request.request_id] = request
@@ -255,7 +256,7 @@ class Engine:
             one.slot = self.slots.claim()
             one.started_at = one.started_at or self.clock()
         self.slots.write(request.slot, request.lease)
-        if not request.output:
+        if not request.output and not request.num_preemptions:
             request.cached_tokens = request.seq_len
             self.counters.count_prompt(len(request.prompt), request.cached_tokens)
         self.filling.append(request)
