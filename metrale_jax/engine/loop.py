@@ -230,6 +230,7 @@ class Engine:
                 return  # nothing was given back since it did not fit
             self.waiting.pop()
             request.known_len = max(request.known_len, len(request.prompt))
+            request.followers = [one for one in request.followers if not one.finished]
             missing = self.memory.begin(request)
             offered[request.request_id] = request
             yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))

@@ -75,7 +75,8 @@ def read_prompt_scores(scores, chunk: Sequence[tuple[Request, int]]) -> None:
     start = 0
     for request, size in chunk:
         count = request.params.prompt_logprobs
-        if count is not None and not request.finish_reason:
+        # One that runs again, answer and all, has them already, or has left them to the one it was forked from.
+        if count is not None and not request.output and not request.finish_reason:
             wanted = len(request.prompt) - 1 - len(request.prompt_logprobs)
             for row in range(start, start + min(size, wanted)):
                 token = request.prompt[len(request.prompt_logprobs) + 1]
