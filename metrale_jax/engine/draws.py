@@ -28,6 +28,7 @@ class _Drawn:
 
     requests: list[Request]
     slots: Any
+    pending: Any
     sampling: SamplingState
     known: list[int]
     num_logprobs: int
@@ -40,11 +41,13 @@ class Draws:
         self._slots, self._shapes, self._limits = slots, shapes, limits
         self._decoding: list[Request] = []
         self._rows: Rows | None = None
+        self._places = np.zeros(0, np.int32)
+        self._tables_changed = False
         self._drawn: _Drawn | None = None
 
     def tables_changed(self) -> None:
         """To be called when a decoding request got or lost a block."""
-        self._rows = None
+        self._tables_changed = True
 
     def slots_changed(self) -> None:
         """To be called when a request got a slot: the same requests may decode in other ones."""
@@ -57,6 +60,10 @@ class Draws:
             rows = step_rows(decoding, size, self._slots)
             places, known_lens, tables = device.resident((rows.slots, rows.known_lens, rows.tables))
             self._decoding, self._rows = list(decoding), Rows(places, seq_lens, known_lens, tables)
+            self._places, self._tables_changed = rows.slots, False
+        elif self._tables_changed:
+            tables = device.resident(self._slots.rows(self._places))
+            self._rows, self._tables_changed = replace(self._rows, tables=tables), False
         return replace(self._rows, seq_lens=seq_lens)
 
     def draw(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int) -> StepOutput:
@@ -69,9 +76,11 @@ class Draws:
         rows = DrawRows(
             slots=drawn.slots,
             positions=padded([request.seq_len for request in requests], size),
-            pending=np.asarray([r.seq_len > r.num_tokens for r in requests] + [False] * (size - len(requests))),
+            pending=drawn.pending,
             sampling=self._sampling(drawn),
         )
+        if not isinstance(drawn.sampling.extras, tuple):  # else there is no history to look into
+            rows = rows.replace(pending=padded([request.in_flight > 1 for request in requests], size).astype(bool))
         picks = [row for row, _ in drawing]
         in_order = size == num_ends and picks == list(range(len(picks)))
         return device.draw(hidden, None if in_order else padded(picks, size), rows, drawn.num_logprobs)
@@ -102,9 +111,9 @@ class Draws:
             extras = still.replace(history=sampling.extras.history, mask=sampling.extras.mask)
             kept = kept.replace(extras=extras)
         wanted = max(-1 if r.params.logprobs is None else r.params.logprobs for r in requests)
-        slots = device.resident(padded([request.slot for request in requests], size))
+        slots, pending = device.resident((padded([request.slot for request in requests], size), np.zeros(size, bool)))
         known = [request.num_tokens for request in requests] + [0] * (size - len(requests))
-        return _Drawn(list(requests), slots, kept, known, self.num_logprobs(wanted))
+        return _Drawn(list(requests), slots, pending, kept, known, self.num_logprobs(wanted))
 
     def _sampling(self, drawn: _Drawn) -> SamplingState:
         """The state with histories and masks as they are now; the device may still read those of earlier steps."""

@@ -149,9 +149,7 @@ class Engine:
         copies: dict[Request, list[BlockCopy]] = {}
         while True:
             decoding = [request for request in self.running.values() if request.wants_more]
-            for request in decoding:
-                if request.seq_len < request.lease.capacity:
-                    continue
+            for request in [one for one in decoding if one.seq_len >= one.lease.capacity]:
                 changed = request.lease.drop_behind_windows(request.seq_len)
                 first = len(request.lease.tables[0])
                 grown = self.memory.grow(request, request.seq_len + 1)
@@ -198,6 +196,8 @@ class Engine:
     # Prefilling: whose prompt goes on, and who enters.
 
     def _planned_chunks(self, num_decoding: int) -> list[Chunk]:
+        if not self.filling and not self.waiting:
+            return []
         offered: dict[int, Request] = {}
         view = View(
             filling=[Filling(request.request_id, request.remaining) for request in self.filling],
@@ -229,8 +229,8 @@ class Engine:
             if refused == request.request_id and self.memory.num_available <= blocks and self.slots.num_free <= slots:
                 return  # nothing was given back since it did not fit
             self.waiting.pop()
-            request.known_len = max(request.known_len, len(request.prompt))
             request.followers = [one for one in request.followers if not one.finished]
+            request.known_len = max(request.known_len, len(request.prompt))
             missing = self.memory.begin(request)
             offered[request.request_id] = request
             yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))
@@ -280,7 +280,7 @@ class Engine:
             if resets != self._num_resets:
                 return Launched(None, ())  # this step's pool is lost as well
         out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends)
-        by_row = tuple((row, request) for row, (_, request) in enumerate(drawing))
+        by_row = tuple(enumerate([request for _, request in drawing]))
         return Launched(out, by_row, scores, tuple(chunks) if scores is not None else ())
 
     def _scores(self, hidden, chunks: list[Chunk], sizes):
@@ -353,7 +353,7 @@ class Engine:
             read_prompt_scores(scores, launched.chunks)
         if host is None:
             return
-        if not all(host.finite[row] for row, _ in launched.rows):
+        if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
             self.memory.forget()  # what made it may be among the kept blocks
         ended = list(read_tokens(host, launched.rows, self.clock()))
         self.counters.generated_tokens += len(launched.rows)

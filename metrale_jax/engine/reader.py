@@ -34,13 +34,13 @@ def read_tokens(
                 request.first_token_at = now
             if request.params.logprobs is not None:
                 request.logprobs.append(_logprob(host, row, column, token, request.params.logprobs))
-            reason, error = _ended(request, token)
-            if reason:
-                yield request, reason, error
+            ended = _ended(request, token)
+            if ended is not None:
+                yield request, *ended
                 break
 
 
-def _ended(request: Request, token: int) -> tuple[str, MetraleError | None]:
+def _ended(request: Request, token: int) -> tuple[str, MetraleError | None] | None:
     try:
         if request.constraint is not None:
             request.constraint.accept(token)
@@ -48,7 +48,7 @@ def _ended(request: Request, token: int) -> tuple[str, MetraleError | None]:
             return "stop", None
     except MetraleError as error:
         return "error", error
-    return ("length" if len(request.output) >= request.max_tokens else ""), None
+    return ("length", None) if len(request.output) >= request.max_tokens else None
 
 
 def _not_finite(request: Request) -> RequestError:

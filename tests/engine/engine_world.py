@@ -15,12 +15,10 @@ from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request, TokenLogprob
 from metrale_jax.sampling.constraints import mask_of
 from metrale_jax.sampling.params import SamplingParams
-from metrale_jax.sampling.rows import needs_extras
 from tests.engine.fake_device import (
     Failure,
     FakeDevice,
     Rules,
-    Violation,
     Written,
     drawn_token,
     expect,
