@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Draws`: the arrays that decoding rows need, kept on the device for as long as the same requests decode."""
+"""`Draws`: the arrays that decoding rows need, kept for as long as the same requests decode."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,25 +11,46 @@ from metrale_jax.core.sequence import SamplingState
 from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.arrays import padded, step_rows
 from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.columns import SamplingColumns, sampling_row
 from metrale_jax.engine.device import Device, Hidden, Rows
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.sampling.params import MAX_LOGPROBS
-from metrale_jax.sampling.rows import SamplingRow, needs_extras, sampling_state
+from metrale_jax.sampling.rows import sampling_extras
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import DrawRows
 
+# To put an array on the device by itself costs the host as much as to pass it to so many programs.
+RESIDENT_AFTER = 8
 Drawing = Sequence[tuple[int, Request]]
+
+
+class _Kept:
+    """Arrays that nobody writes to, passed to each step from the host until it pays to leave them on the device."""
+
+    def __init__(self, arrays: Any):
+        self._arrays, self._uses = arrays, 0
+
+    def on(self, device: Device) -> Any:
+        self._uses += 1
+        if self._uses == RESIDENT_AFTER:
+            self._arrays = device.resident(self._arrays)
+        return self._arrays
 
 
 @dataclass
 class _Drawn:
-    """What the last draw was made of: its requests, their rows on the device, and how much of each history is known."""
+    """What the last draw was made of: its requests, their rows, and how much of each history is known.
+
+    `rows` are slots, zeros for `DrawRows.pending`, and the state with all of its extras that stays; `history` and
+    `mask` are the others, None for a state without extras.
+    """
 
     requests: list[Request]
-    slots: Any
-    pending: Any
-    sampling: SamplingState
+    size: int
+    rows: _Kept
+    history: np.ndarray | None
+    mask: np.ndarray | None
     known: list[int]
     num_logprobs: int
 
@@ -39,9 +60,10 @@ class Draws:
 
     def __init__(self, slots: SlotTable, shapes: ShapePlan, limits: Limits):
         self._slots, self._shapes, self._limits = slots, shapes, limits
+        self._columns = SamplingColumns(shapes.num_slots, limits.vocab_size, shapes.stop_ids)
         self._decoding: list[Request] = []
         self._rows: Rows | None = None
-        self._places = np.zeros(0, np.int32)
+        self._places = self._tables = _Kept(())
         self._tables_changed = False
         self._drawn: _Drawn | None = None
 
@@ -55,72 +77,55 @@ class Draws:
 
     def decode_rows(self, decoding: list[Request], size: int, device: Device) -> Rows:
         """The rows of `decoding`, padded to `size`."""
-        seq_lens = padded([request.seq_len for request in decoding], size)
-        if self._rows is None or len(self._rows.seq_lens) != size or decoding != self._decoding:
-            rows = step_rows(decoding, size, self._slots)
-            places, known_lens, tables = device.resident((rows.slots, rows.known_lens, rows.tables))
-            self._decoding, self._rows = list(decoding), Rows(places, seq_lens, known_lens, tables)
-            self._places, self._tables_changed = rows.slots, False
+        rows = self._rows
+        if rows is None or len(rows.slots) != size or decoding != self._decoding:
+            rows = self._rows = step_rows(decoding, size, self._slots)
+            self._decoding = list(decoding)
+            self._places, self._tables = _Kept((rows.slots, rows.known_lens)), _Kept(rows.tables)
         elif self._tables_changed:
-            tables = device.resident(self._slots.rows(self._places))
-            self._rows, self._tables_changed = replace(self._rows, tables=tables), False
-        return replace(self._rows, seq_lens=seq_lens)
+            self._tables = _Kept(self._slots.rows(rows.slots))
+        self._tables_changed = False
+        slots, known_lens = self._places.on(device)
+        seq_lens = padded([request.seq_len for request in decoding], size)
+        return Rows(slots, seq_lens, known_lens, self._tables.on(device))
 
     def draw(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int) -> StepOutput:
         """A token for each of `drawing`, pairs of a row of `hidden.ends` and a request, in order."""
         size = self._shapes.row_bucket(len(drawing))
         requests = [request for _, request in drawing]
         drawn = self._drawn
-        if drawn is None or len(drawn.known) != size or requests != drawn.requests:
-            drawn = self._drawn = self._fresh(device, requests, size)
-        rows = DrawRows(
-            slots=drawn.slots,
-            positions=padded([request.seq_len for request in requests], size),
-            pending=drawn.pending,
-            sampling=self._sampling(drawn),
-        )
-        if not isinstance(drawn.sampling.extras, tuple):  # else there is no history to look into
-            rows = rows.replace(pending=padded([request.in_flight > 1 for request in requests], size).astype(bool))
+        if drawn is None or drawn.size != size or requests != drawn.requests:
+            drawn = self._drawn = self._fresh(requests, size)
+        slots, pending, sampling = drawn.rows.on(device)
+        if drawn.history is not None:  # else nobody looks at what is pending
+            pending = padded([request.in_flight > 1 for request in requests], size).astype(bool)
+            sampling = self._with_history(drawn, sampling)
+        positions = padded([request.seq_len for request in requests], size)
         picks = [row for row, _ in drawing]
         in_order = size == num_ends and picks == list(range(len(picks)))
+        rows = DrawRows(slots, positions, pending, sampling)
         return device.draw(hidden, None if in_order else padded(picks, size), rows, drawn.num_logprobs)
 
     def num_logprobs(self, wanted: int) -> int:
         """How many likeliest tokens a program returns for `wanted`: all that may be asked for, or none."""
         return min(MAX_LOGPROBS, self._limits.vocab_size) if wanted >= 0 else 0
 
-    def _fresh(self, device: Device, requests: list[Request], size: int) -> _Drawn:
-        extras = any(needs_extras(request.params) for request in requests)
-        rows = [
-            SamplingRow(
-                params=request.params,
-                seed=request.seed,
-                stop_ids=sorted(request.stop_ids),
-                prompt_len=len(request.prompt),
-                tokens=request.tokens(0, request.num_tokens) if extras else (),
-                mask=request.fixed_mask,
-            )
-            for request in requests
-        ]
-        history_len = self._limits.max_context_tokens if extras else 0
-        wide = [*rows, *[None] * (size - len(rows))]
-        sampling = sampling_state(wide, self._limits.vocab_size, self._shapes.stop_ids, history_len)
-        kept = device.resident(sampling.replace(extras=()))
-        if extras:
-            still = device.resident(sampling.extras.replace(history=(), mask=()))
-            extras = still.replace(history=sampling.extras.history, mask=sampling.extras.mask)
-            kept = kept.replace(extras=extras)
-        wanted = max(-1 if r.params.logprobs is None else r.params.logprobs for r in requests)
-        slots, pending = device.resident((padded([request.slot for request in requests], size), np.zeros(size, bool)))
-        known = [request.num_tokens for request in requests] + [0] * (size - len(requests))
-        return _Drawn(list(requests), slots, pending, kept, known, self.num_logprobs(wanted))
+    def _fresh(self, requests: list[Request], size: int) -> _Drawn:
+        slots = padded([request.slot for request in requests], size)
+        sampling, history, mask, known = self._columns.rows(requests, slots), None, None, []
+        if self._columns.extras[slots].any():
+            rows = [sampling_row(request, request.tokens(0, request.num_tokens)) for request in requests]
+            wide = [*rows, *[None] * (size - len(rows))]
+            extras = sampling_extras(wide, self._limits.vocab_size, self._limits.max_context_tokens)
+            history, mask, known = extras.history, extras.mask, [request.num_tokens for request in requests]
+            sampling = sampling.replace(extras=extras.replace(history=(), mask=()))
+        num_logprobs = self.num_logprobs(int(self._columns.logprobs[slots].max()))
+        rows = _Kept((slots, np.zeros(size, bool), sampling))
+        return _Drawn(list(requests), size, rows, history, mask, known, num_logprobs)
 
-    def _sampling(self, drawn: _Drawn) -> SamplingState:
+    def _with_history(self, drawn: _Drawn, sampling: SamplingState) -> SamplingState:
         """The state with histories and masks as they are now; the device may still read those of earlier steps."""
-        extras = drawn.sampling.extras
-        if isinstance(extras, tuple):
-            return drawn.sampling
-        history, mask = extras.history.copy(), extras.mask.copy()
+        history, mask = drawn.history.copy(), drawn.mask.copy()
         for row, request in enumerate(drawn.requests):
             start, stop = drawn.known[row], request.num_tokens
             if stop > start:
@@ -128,5 +133,5 @@ class Draws:
                 drawn.known[row] = stop
             if request.constraint is not None and not request.finished:
                 mask[row] = request.constraint.mask()
-        drawn.sampling = drawn.sampling.replace(extras=extras.replace(history=history, mask=mask))
-        return drawn.sampling
+        drawn.history, drawn.mask = history, mask
+        return sampling.replace(extras=sampling.extras.replace(history=history, mask=mask))

@@ -40,8 +40,8 @@ class Lease:
 
     `windows[g]` is group g's sliding window in tokens, 0 for none. A lease on cached blocks is born with their
     `tables`, a reference on each, and the `pin` on them: both are the lease's to give back. `forked` says that the
-    next write may be to a block that another lease holds too. `capacity` is how many tokens fit without a call of `grow`;
-    0 after a fork, since the next write may need a copy.
+    next write may be to a block that another lease holds too. `capacity` counts the tokens that fit without a call of
+    `grow`: 0 after a fork, since the next write may need a copy.
     """
 
     allocators: tuple[BlockAllocator, ...]
