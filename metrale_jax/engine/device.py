@@ -20,7 +20,7 @@ from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.state.pool import make_pool, zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
-from metrale_jax.steps.serving import ChunkRows, DecodeRows, DrawRows
+from metrale_jax.steps.serving import Candidates, ChunkRows, DecodeRows, DrawRows
 
 # Blocks copied by one call: forks copy one block a sequence, and a longer list takes several calls.
 COPIES = 8
@@ -98,13 +98,20 @@ class Device:
 
     def draw(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_logprobs: int) -> StepOutput:
         """A token for each of `rows`, drawn from `hidden.ends[picks]`, or from all of them in order where None."""
-        ends = hidden.ends
-        if picks is not None:
-            ends = self._run("pick_rows", (len(ends), len(picks)), ends, picks)
         sizes = len(rows.positions), isinstance(rows.sampling.extras, tuple)
-        arguments = self._head, self.last_tokens, ends, rows
+        arguments = self._head, self.last_tokens, self._picked(hidden, picks), rows
         self.last_tokens, out = self._run("finish", sizes, *arguments, num_logprobs=num_logprobs)
         return out
+
+    def candidates(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_top: int) -> Candidates:
+        """The `num_top` likeliest tokens of each of `rows`, of which none is drawn."""
+        sizes = len(rows.positions), isinstance(rows.sampling.extras, tuple)
+        return self._run("candidates", sizes, self._head, self._picked(hidden, picks), rows, num_top=num_top)
+
+    def _picked(self, hidden: Hidden, picks: np.ndarray | None) -> Any:
+        if picks is None:
+            return hidden.ends
+        return self._run("pick_rows", (len(hidden.ends), len(picks)), hidden.ends, picks)
 
     def score(self, hidden: Hidden, targets: np.ndarray, num_logprobs: int) -> Any:
         """Log-probabilities of `targets [T]`, one after each prompt token run, and of the likeliest tokens."""

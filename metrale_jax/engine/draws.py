@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from metrale_jax.core.errors import MetraleError
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.arrays import padded, step_rows
@@ -18,7 +19,8 @@ from metrale_jax.engine.slots import SlotTable
 from metrale_jax.sampling.params import MAX_LOGPROBS
 from metrale_jax.sampling.rows import sampling_extras
 from metrale_jax.steps.outcome import StepOutput
-from metrale_jax.steps.serving import DrawRows
+from metrale_jax.steps.serving import Candidates, DrawRows
+from pallas_kernels.shapes import next_power_of_two
 
 # To put an array on the device by itself costs the host as much as to pass it to so many programs.
 RESIDENT_AFTER = 8
@@ -96,15 +98,16 @@ class Draws:
         drawn = self._drawn
         if drawn is None or drawn.size != size or requests != drawn.requests:
             drawn = self._drawn = self._fresh(requests, size)
-        slots, pending, sampling = drawn.rows.on(device)
-        if drawn.history is not None:  # else nobody looks at what is pending
-            pending = padded([request.in_flight > 1 for request in requests], size).astype(bool)
-            sampling = self._with_history(drawn, sampling)
-        positions = padded([request.seq_len for request in requests], size)
-        picks = [row for row, _ in drawing]
-        in_order = size == num_ends and picks == list(range(len(picks)))
-        rows = DrawRows(slots, positions, pending, sampling)
-        return device.draw(hidden, None if in_order else padded(picks, size), rows, drawn.num_logprobs)
+        rows = self._draw_rows(drawn, device)
+        return device.draw(hidden, _picks(drawing, size, num_ends), rows, drawn.num_logprobs)
+
+    def candidates(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int, num_top: int) -> Candidates:
+        """The likeliest tokens of each of `drawing`, rows of one beam search."""
+        size = self._shapes.row_bucket(len(drawing))
+        drawn = self._fresh([request for _, request in drawing], size)  # a beam's past is another's at the next step
+        rows = self._draw_rows(drawn, device)
+        most = min(next_power_of_two(num_top), self._limits.vocab_size)
+        return device.candidates(hidden, _picks(drawing, size, num_ends), rows, most)
 
     def num_logprobs(self, wanted: int) -> int:
         """How many likeliest tokens a program returns for `wanted`: all that may be asked for, or none."""
@@ -123,6 +126,14 @@ class Draws:
         rows = _Kept((slots, np.zeros(size, bool), sampling))
         return _Drawn(list(requests), size, rows, history, mask, known, num_logprobs)
 
+    def _draw_rows(self, drawn: _Drawn, device: Device) -> DrawRows:
+        slots, pending, sampling = drawn.rows.on(device)
+        if drawn.history is not None:  # else nobody looks at what is pending
+            pending = padded([request.in_flight > 1 for request in drawn.requests], drawn.size).astype(bool)
+            sampling = self._with_history(drawn, sampling)
+        positions = padded([request.seq_len for request in drawn.requests], drawn.size)
+        return DrawRows(slots, positions, pending, sampling)
+
     def _with_history(self, drawn: _Drawn, sampling: SamplingState) -> SamplingState:
         """The state with histories and masks as they are now; the device may still read those of earlier steps."""
         history, mask = drawn.history.copy(), drawn.mask.copy()
@@ -132,6 +143,21 @@ class Draws:
                 history[row, start:stop] = request.tokens(start, stop)
                 drawn.known[row] = stop
             if request.constraint is not None and not request.finished:
-                mask[row] = request.constraint.mask()
+                mask[row] = _mask(request)
         drawn.history, drawn.mask = history, mask
         return sampling.replace(extras=sampling.extras.replace(history=history, mask=mask))
+
+
+def _picks(drawing: Drawing, size: int, num_ends: int) -> np.ndarray | None:
+    picks = [row for row, _ in drawing]
+    in_order = size == num_ends and picks == list(range(len(picks)))
+    return None if in_order else padded(picks, size)
+
+
+def _mask(request: Request) -> np.ndarray | int:
+    """The words of what may be drawn; none where the rule itself fails, which ends its own request alone."""
+    try:
+        return request.constraint.mask()
+    except MetraleError as error:
+        request.error = error
+        return 0

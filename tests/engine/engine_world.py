@@ -42,17 +42,19 @@ Choose = Callable[[int, int], int]
 
 
 class Picky:
-    """Forbids a third of the tokens, other ones after each; at its `nth` token it allows none, or raises."""
+    """Forbids a third of the tokens, other ones after each; at its `nth` it allows none, is stuck, or raises."""
 
     def __init__(self, kind: str, nth: int):
         self._kind, self._nth, self._count = kind, nth, 0
 
     def allowed(self) -> list[int]:
-        if self._kind == "empty" and self._count == self._nth:
+        if self._kind in ("empty", "stuck") and self._count == self._nth:
             return []
         return [token for token in range(VOCAB) if (token + self._count) % 3]
 
     def mask(self) -> np.ndarray:
+        if self._kind == "stuck" and self._count == self._nth:
+            raise RequestError("the constraint is stuck")
         return mask_of(self.allowed(), VOCAB)
 
     def accept(self, token: int) -> None:
@@ -105,13 +107,13 @@ def random_job(choose: Choose, max_sequences: int) -> Job:
     own = [2 + (choose(0, VOCAB - 3))] * choose(0, 3)
     prompt = (*stem[: choose(1 - bool(own), 34)], *own) or (2,)
     rare = choose(0, 15)
-    constraint = (("plain", "plain", "empty", "raises")[choose(0, 3)], choose(0, 6)) if rare in (1, 2) else None
+    constraint = (("plain", "empty", "stuck", "raises")[choose(0, 3)], choose(0, 6)) if rare in (1, 2) else None
     max_tokens = choose(1, 24)
     params = SamplingParams(
         n=choose(1, min(3, max_sequences)) if rare in (3, 4, 5) else 1,
         max_tokens=None if rare == 6 else max_tokens,
         min_tokens=choose(0, max_tokens) if rare in (7, 8) else 0,
-        ignore_eos=choose(0, 3) > 0,
+        ignore_eos=constraint is None and choose(0, 3) > 0,
         stop_token_ids=(5,) if rare == 9 else (),
         banned_token_ids=(3, 4) if rare in (2, 10) else (),
         bad_words=[[7, 8], [2]] if rare == 11 else (),

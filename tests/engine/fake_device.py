@@ -111,6 +111,10 @@ class _Owner:
     num_tokens: int
 
 
+def _fetched(out: Any) -> Any:
+    return tuple(map(_fetched, out)) if isinstance(out, tuple) else out.value if isinstance(out, Later) else out
+
+
 class FakeDevice:
     """Runs at `fetch` what was dispatched before. `holders` gives the engine's requests that have a slot.
 
@@ -205,7 +209,7 @@ class FakeDevice:
         """Results, after all that was dispatched has run."""
         self._call("fetch")
         self._run()
-        return tuple(one.value if isinstance(one, Later) else one for one in out)
+        return _fetched(out)
 
     # What runs later.
 
