@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from metrale_jax.core.errors import MetraleError
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.arrays import padded, step_rows
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.columns import SamplingColumns, sampling_row
-from metrale_jax.engine.device import Device, Hidden, Rows
+from metrale_jax.engine.device import FAILURES, Device, Hidden, Rows
+from metrale_jax.engine.reader import own_error
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.sampling.params import MAX_LOGPROBS
@@ -158,6 +158,6 @@ def _mask(request: Request) -> np.ndarray | int:
     """The words of what may be drawn; none where the rule itself fails, which ends its own request alone."""
     try:
         return request.constraint.mask()
-    except MetraleError as error:
-        request.error = error
+    except FAILURES as error:
+        request.error = own_error(request, error)
         return 0

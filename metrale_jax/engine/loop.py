@@ -106,7 +106,19 @@ class Engine:
         return bool(self.waiting or self.filling or self.running or self._unread)
 
     def step(self) -> bool:
-        """Plans and launches one step, reads what is due, and says whether work is left."""
+        """Plans and launches one step, reads what is due, and says whether work is left.
+
+        Whatever it raises, an interrupt while it waits for the device, the engine goes on with the next call: what was
+        under way is run again.
+        """
+        try:
+            self._step()
+        except BaseException:
+            self._recover((), "", pool_lost=True)
+            raise
+        return self.has_work
+
+    def _step(self) -> None:
         began = self.clock()
         self._end_late_ones(began)
         decoding, copies = self._rows_with_room()
@@ -124,7 +136,6 @@ class Engine:
         while len(self._unread) > 1:
             self._read_oldest()
         self.counters.time_step(planned - began, launched - planned, self.clock() - launched)
-        return self.has_work
 
     def stats(self) -> EngineStats:
         """How the engine stands now."""

@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Sequence
 
 from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.engine.device import FAILURES
 from metrale_jax.engine.request import Request, TokenLogprob
 from metrale_jax.steps.outcome import StepOutput
 
@@ -46,9 +47,19 @@ def _ended(request: Request, token: int) -> tuple[str, MetraleError | None] | No
             request.constraint.accept(token)
         if token in request.stop_ids or (request.watch is not None and request.watch([token])):
             return "stop", None
-    except MetraleError as error:
-        return "error", error
+    except FAILURES as error:
+        return "error", own_error(request, error)
     return ("length", None) if len(request.output) >= request.max_tokens else None
+
+
+def own_error(request: Request, error: Exception) -> MetraleError:
+    """The error of a request whose own watch or constraint raised `error`: others are not to pay for it."""
+    if isinstance(error, MetraleError):
+        return error
+    return RequestError(
+        f"request {request.request_id}: its watch or constraint raised {error!r} after {request.num_tokens} tokens; "
+        "mend that, or leave it out."
+    )
 
 
 def not_finite(request: Request) -> RequestError:

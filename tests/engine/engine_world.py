@@ -9,6 +9,7 @@ import numpy as np
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine.admission import Ask, Limits
+from metrale_jax.engine.beam import BeamSearch, Hypothesis
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
@@ -23,6 +24,7 @@ from tests.engine.fake_device import (
     drawn_token,
     expect,
     fingerprints,
+    likeliest,
     log_probability,
 )
 
@@ -68,7 +70,7 @@ class Picky:
 
 
 class Watch:
-    """Sees tokens; at the `nth` it ends the answer, or raises."""
+    """Sees tokens; at the `nth` it ends the answer, raises, or fails."""
 
     def __init__(self, kind: str, nth: int):
         self._kind, self._nth, self.seen = kind, nth, []
@@ -77,6 +79,8 @@ class Watch:
         self.seen += tokens
         if self._kind == "raises" and len(self.seen) == self._nth:
             raise MetraleError("the watch is broken")
+        if self._kind == "fails" and len(self.seen) == self._nth:
+            return {}[self._nth]
         return self._kind == "ends" and len(self.seen) == self._nth
 
 
@@ -106,6 +110,8 @@ def random_job(choose: Choose, max_sequences: int) -> Job:
     stem = STEMS[choose(0, len(STEMS) - 1)]
     own = [2 + (choose(0, VOCAB - 3))] * choose(0, 3)
     prompt = (*stem[: choose(1 - bool(own), 34)], *own) or (2,)
+    if choose(0, 19) == 19:
+        return search_job(choose, prompt)
     rare = choose(0, 15)
     constraint = (("plain", "empty", "stuck", "raises")[choose(0, 3)], choose(0, 6)) if rare in (1, 2) else None
     max_tokens = choose(1, 24)
@@ -124,8 +130,39 @@ def random_job(choose: Choose, max_sequences: int) -> Job:
         deadline_s=choose(1, 60) if rare == 15 else None,
         cache_salt="other" if choose(0, 7) == 7 else "",
     )
-    watch = (("none", "none", "ends", "raises")[choose(0, 3)], choose(1, 9))
+    watch = (("none", "none", "none", "ends", "raises", "fails")[choose(0, 5)], choose(1, 9))
     return Job(prompt, params, tuple(choose(0, 5) for _ in range(params.n)), watch, constraint)
+
+
+def search_job(choose: Choose, prompt: tuple[int, ...]) -> Job:
+    """A beam search."""
+    width = choose(1, 4)
+    params = SamplingParams(
+        beam_width=width,
+        n=choose(1, width),
+        max_tokens=choose(1, 9),
+        early_stopping=(True, False, "never")[choose(0, 2)],
+        length_penalty=float(choose(-1, 2)),
+        ignore_eos=choose(0, 1) > 0,
+        banned_token_ids=(3, 4) if choose(0, 3) == 3 else (),
+        prompt_logprobs=1 if choose(0, 7) == 7 else None,
+    )
+    return Job(prompt, params, (0,) * params.n)
+
+
+def solo_search(job: Job, rules: Rules) -> tuple[Hypothesis, ...]:
+    """What a beam search finds alone."""
+    params = job.params
+    search = BeamSearch(
+        params.beam_width, params.n, job.room, job.stop_ids, params.length_penalty, params.early_stopping
+    )
+    allowed = [token for token in range(VOCAB) if token not in params.banned_token_ids]
+    salt = params.cache_salt, rules.regime(len(job.prompt))
+    while not search.done:
+        ends = [fingerprints([*job.prompt, *beam.tokens], salt)[-1] for beam in search.live]
+        ids, logprobs = zip(*(zip(*likeliest(end, allowed, VOCAB), strict=True) for end in ends), strict=True)
+        search.advance(ids, logprobs)
+    return search.hypotheses
 
 
 def solo(job: Job, sample: int, rules: Rules) -> tuple[list[int], str]:
@@ -146,7 +183,7 @@ def solo(job: Job, sample: int, rules: Rules) -> tuple[list[int], str]:
                 constraint.accept(output[-1])
             if output[-1] in job.stop_ids or watch([output[-1]]):
                 return output, "stop"
-        except MetraleError:
+        except (MetraleError, LookupError):
             return output, "error"
         if len(output) == job.room:
             return output, "length"
@@ -198,11 +235,12 @@ class World:
         try:
             requests = self.engine.submit(ask)
         except RequestError as error:
-            expect(too_long and "KV blocks" in str(error), f"refused: {error}")
+            beams = job.params.beam_width and ("beam" in str(error) or "run at once" in str(error))
+            expect(beams or (too_long and "KV blocks" in str(error)), f"refused: {error}")
             return False
         expect(not too_long, "what needs more blocks than there are was taken")
         for sample, request in enumerate(requests):
-            answer, reason = solo(job, sample, self.rules)
+            answer, reason = ([], "") if job.params.beam_width else solo(job, sample, self.rules)
             # A row whose rules leave nothing runs the token 0 before the host has seen that.
             tokens = [*job.prompt, *answer, 0]
             self.device.sequences[request.request_id] = Written(
@@ -217,8 +255,11 @@ class World:
     def step(self) -> bool:
         """One step; whether work is left."""
         self.steps += 1
-        left = self.engine.step()
-        expect(left == self.engine.has_work, "a step says wrongly whether work is left")
+        try:
+            left = self.engine.step()
+            expect(left == self.engine.has_work, "a step says wrongly whether work is left")
+        except KeyboardInterrupt:
+            left = True
         for one in self.live:
             if one.request.output and not one.first_at:
                 one.first_at = self.steps
@@ -252,8 +293,10 @@ class World:
         expect(len(set(ids)) == len(ids) and len(waiting) == len(engine.waiting), "a request is in two places")
         expect(not any(request.finished for request in (*busy, *waiting)), "a finished request is somewhere")
         expect(not any(request.lease or request.slot or request.seq_len for request in waiting), "who waits holds none")
-        followers = [one for request in (*busy, *waiting) for one in request.followers if not one.finished]
-        slots = [one.slot for one in (*busy, *followers) if one.slot]
+        placed = [*busy, *waiting]
+        followers = [one for request in placed for one in request.followers if not one.finished]
+        beams = [one for request in placed if request.search for one in request.search.rows]
+        slots = [one.slot for one in dict.fromkeys((*placed, *followers, *beams)) if one.slot]
         expect(len(set(slots)) == len(slots) == self.num_slots - engine.slots.num_free, "a slot is lost")
         known = {*ids, *(one.request_id for one in followers)}
         self.check_references(busy)
@@ -280,6 +323,9 @@ class World:
     def check_finished(self, one: Sent) -> None:
         """What came out is the solo answer, as far as it goes."""
         request, job, output = one.request, one.job, one.request.output
+        if job.params.beam_width:
+            self.check_search(one)
+            return
         expect(output == one.answer[: len(output)], f"{output} is no beginning of {one.answer}")
         expect(one.watch.seen == output[: len(one.watch.seen)], "the watch saw something else")
         expect(request.lease is None and not request.slot, "a finished request holds things")
@@ -287,7 +333,8 @@ class World:
         told = str(request.error)
         if request.finish_reason == "abort":
             late = job.params.deadline_s and self.now >= request.queued_at + job.params.deadline_s
-            expect(request.error is None or (late and "deadline" in told), f"aborted: {told}")
+            stuck = "stuck" in told  # it was cancelled before that was read
+            expect(request.error is None or stuck or (late and "deadline" in told), f"aborted: {told}")
         elif "INJECTED" in told or "not finite" in told:
             expect(request.finish_reason == "error", "a failure is an error")
             expect(self.device.num_failed if "INJECTED" in told else self.num_broken, told)
@@ -298,6 +345,16 @@ class World:
         self.check_logprobs(one)
         if not request.num_preemptions and not self.device.num_failed and one.leader is None:
             self.check_work(one)
+
+    def check_search(self, one: Sent) -> None:
+        """A search that ended by itself found what it finds alone."""
+        request = one.request
+        expect(not any(row.lease or row.slot for row in request.search.rows), "a finished search holds things")
+        if request.finish_reason in ("stop", "length"):
+            found = solo_search(one.job, self.rules)
+            expect(request.hypotheses == found, f"{request.hypotheses} are not {found}")
+        elif request.finish_reason == "error":
+            expect("INJECTED" in str(request.error) or "not finite" in str(request.error), str(request.error))
 
     def check_logprobs(self, one: Sent) -> None:
         """Log-probabilities are those of the tokens, each once."""

@@ -19,6 +19,7 @@ from metrale_jax.engine.device import COPIES, Chunks, Hidden, Rows
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.request import Request
 from metrale_jax.steps.outcome import StepOutput
+from metrale_jax.steps.serving import Candidates
 
 POISON = np.uint64(0xDEADBEEF)
 _WORD = (1 << 64) - 1
@@ -52,6 +53,12 @@ def drawn_token(hidden: int, seed: int, position: int, allowed: Sequence[int]) -
 def log_probability(hidden: int, token: int) -> float:
     """A number that float32 holds exactly, other for each token and past."""
     return -float((hidden ^ token * 77) % 1024) / 64
+
+
+def likeliest(hidden: int, allowed: Sequence[int], vocab_size: int) -> list[tuple[int, float]]:
+    """Every token and its log-probability, best first; those that are not allowed have none."""
+    pairs = [(token, log_probability(hidden, token) if token in allowed else -np.inf) for token in range(vocab_size)]
+    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,8 @@ class Later:
 
 @dataclass
 class Failure:
-    """The `nth` call of `name` from now raises; `takes_pool`: and the pool is gone."""
+    """The `nth` call of `name` from now raises; `takes_pool`: and the pool is gone, or where a result is awaited, the
+    user interrupts."""
 
     name: str
     nth: int
@@ -162,6 +170,23 @@ class FakeDevice:
         self._queue.append(lambda: self._draw(hidden, picks, rows, num_logprobs, owners, broken, out))
         return out
 
+    def candidates(self, hidden: Hidden, picks: np.ndarray | None, rows: Any, num_top: int) -> Any:
+        """Owes `Candidates`."""
+        self._call("candidates")
+        out, owners = Later(), self._owners()
+
+        def run():
+            found = []
+            for row, end in enumerate(self._picked(hidden, picks)):
+                allowed = self._allowed(row, end, rows, owners) if int(rows.slots[row]) in owners else range(num_top)
+                found.append(likeliest(end, allowed, self.rules.vocab_size)[:num_top])
+            ids, logprobs = zip(*(zip(*row, strict=True) for row in found), strict=True)
+            finite = np.ones(len(found), bool)
+            out.value = Candidates(np.asarray(ids, np.int32), np.asarray(logprobs, np.float32), finite)
+
+        self._queue.append(run)
+        return out
+
     def score(self, hidden: Hidden, targets: np.ndarray, num_logprobs: int) -> Any:
         """Owes the log-probabilities of `targets`."""
         self._call("score")
@@ -220,6 +245,8 @@ class FakeDevice:
             if failure.nth < 0:
                 self.failures.remove(failure)
                 self.num_failed += 1
+                if failure.name == "fetch" and failure.takes_pool:
+                    raise KeyboardInterrupt
                 self.pool_lost = failure.takes_pool
                 raise RuntimeError(f"INJECTED: {name} failed")
 
@@ -233,7 +260,14 @@ class FakeDevice:
                 raise Violation(f"{type(error).__name__} {error}") from error
 
     def _owners(self) -> dict[int, _Owner]:
-        return {one.slot: _Owner(self.sequences[one.request_id], one.num_tokens) for one in self.holders()}
+        return {one.slot: _Owner(self._written(one), one.num_tokens) for one in self.holders()}
+
+    def _written(self, request: Request) -> Written:
+        if request.search is None:
+            return self.sequences[request.request_id]
+        # A beam waits for each of its tokens, so that the host knows them all.
+        leader = self.sequences[request.search.leader.request_id]
+        return Written([*request.prompt, *request.output], leader.prompt_len, leader.namespace, self.rules)
 
     def _advance(self, decoding, chunks, owners: dict[int, _Owner], hidden: Hidden) -> None:
         """All keys are written before any is read, as in a layer."""
@@ -294,8 +328,7 @@ class FakeDevice:
                 )
 
     def _draw(self, hidden, picks, rows, num_logprobs: int, owners, broken: int, out: Later) -> None:
-        ends = hidden.ends.value
-        ends = ends if picks is None else [ends[pick] for pick in picks.tolist()]
+        ends = self._picked(hidden, picks)
         expect(len(ends) == len(rows.slots), "rows to draw and hidden rows differ")
         drawn, before = [self._drawn(row, end, rows, owners) for row, end in enumerate(ends)], self._last_tokens
         self._last_tokens = before.copy()
@@ -320,6 +353,22 @@ class FakeDevice:
         slot, position = int(rows.slots[row]), int(rows.positions[row])
         if slot not in owners:
             return 0, True  # padding, or a row whose answer ended after its step was under way
+        allowed, sequence = self._allowed(row, hidden, rows, owners), owners[slot].sequence
+        if not allowed:
+            return 0, False
+        token = drawn_token(hidden, int(rows.sampling.seed[row]), position, allowed)
+        ended = position >= len(sequence.tokens) - 1
+        expect(ended or token == sequence.tokens[position], f"{token} is drawn at {position} of {sequence.tokens}")
+        return token, True
+
+    @staticmethod
+    def _picked(hidden: Hidden, picks: np.ndarray | None) -> list[int]:
+        ends = hidden.ends.value
+        return ends if picks is None else [ends[pick] for pick in picks.tolist()]
+
+    def _allowed(self, row: int, hidden: int, rows, owners: dict[int, _Owner]) -> list[int]:
+        """What may follow in a row, whose `hidden` is seen to be its own."""
+        slot, position = int(rows.slots[row]), int(rows.positions[row])
         sampling, sequence = rows.sampling, owners[slot].sequence
         end = sequence.keys(self.rules.regime_at(sequence.prompt_len, position))[position - 1]
         expect(int(end) == hidden, f"a token of {sequence.tokens} is drawn at {position}, from another's row")
@@ -332,12 +381,7 @@ class FakeDevice:
             if rows.pending[row]:
                 history[position - 1] = self._last_tokens[slot]
             expect(history[:position].tolist() == sequence.tokens[:position], "the history is another's")
-        if not allowed:
-            return 0, False
-        token = drawn_token(hidden, int(sampling.seed[row]), position, allowed)
-        ended = position >= len(sequence.tokens) - 1
-        expect(ended or token == sequence.tokens[position], f"{token} is drawn at {position} of {sequence.tokens}")
-        return token, True
+        return allowed
 
     def _likeliest(self, rows: Sequence[int], count: int) -> dict[str, np.ndarray]:
         ids = [[(hidden + place) % self.rules.vocab_size for place in range(count)] for hidden in rows]

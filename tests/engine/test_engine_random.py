@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.engine.engine_world import World, random_job
 from tests.engine.fake_device import Violation
 
-CALLS = ("advance", "draw", "score", "copy", "fetch")
+CALLS = ("advance", "draw", "candidates", "score", "copy", "fetch")
 
 
 class Machine(RuleBasedStateMachine):
@@ -105,7 +105,8 @@ def test_random_loads_meet_every_event_and_give_solo_answers():
     assert sum(world.device.num_copies for world in worlds) > 50
     assert sum(world.device.num_failed for world in worlds) > 20
     assert any(one.orphan and one.reason == one.request.finish_reason for one in sent)
-    broken = "watch is broken", "constraint is broken", "constraint is stuck"
+    assert any(request.search and request.hypotheses for request in requests)
+    broken = "watch is broken", "raised KeyError", "constraint is broken", "constraint is stuck"
     for told in ("not finite", "INJECTED", "allow no token", "deadline", *broken):
         assert any(told in str(request.error) for request in requests), told
 
