@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How likely a model finds each token of a prompt, a few rows at a time: logits of all of them never exist at once."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -17,10 +19,10 @@ PIECE_ROWS = 64
 class PromptScores:
     """For each of `T` tokens: float32 `logprobs`, int32 `ranks` from 1, and the likeliest `[T, k]` in their place."""
 
-    logprobs: Float[Array, " T"]
-    ranks: Int[Array, " T"]
-    top_ids: Int[Array, "T k"]
-    top_logprobs: Float[Array, "T k"]
+    logprobs: Any
+    ranks: Any
+    top_ids: Any
+    top_logprobs: Any
 
 
 def prompt_logprobs(
