@@ -2,7 +2,7 @@
 """`LLM`: the door for most users. Text in, text out, over the engine; safe to use from several threads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -19,7 +19,7 @@ from metrale_jax.engine.warmup import all_programs, compile_programs, first_prog
 from metrale_jax.evaluation import chunked_logits, token_nlls
 from metrale_jax.progress import TerminalProgress, silent
 from metrale_jax.results import GenerationResult, StreamPiece
-from metrale_jax.runtime import LoadedModel, load_model, use_compile_cache
+from metrale_jax.runtime import ENGINE_SETTINGS, LoadedModel, load_model, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
@@ -163,7 +163,8 @@ class LLM:
         )
 
     def _engine_config(self, steps: Steps) -> EngineConfig:
-        return within_pool(steps.model.layout, self._engine_limits(steps.model.config.max_context_tokens))
+        limits = self._engine_limits(steps.model.config.max_context_tokens)
+        return within_pool(steps.model.layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
         plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))
