@@ -67,7 +67,7 @@ def answer_dataset(
         with told("output", output, "name a directory that can be written"):
             output.mkdir(exist_ok=True)
         done = ray.put(done_digests(output))
-        counts = rows.map_batches(undone, fn_args=(done,), batch_format="pyarrow").map_batches(
+        counts = rows.map_batches(lambda table: undone(table, ray.get(done)), batch_format="pyarrow").map_batches(
             BatchStage,
             fn_constructor_args=(str(output), job, begun),
             batch_size=rows_per_part,

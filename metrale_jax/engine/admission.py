@@ -70,6 +70,11 @@ def checked_request(request_id: int, ask: Ask, sample: int, limits: Limits, now:
             f"{limits.usable_blocks}; lower max_tokens, or raise kv_cache_bytes."
         )
     check_token_ids(ask.params, limits.vocab_size)
+    if ask.structure is not None and (ask.params.min_tokens or ask.params.ignore_eos):
+        raise RequestError(
+            f"min_tokens={ask.params.min_tokens} and ignore_eos={ask.params.ignore_eos} work against a structured "
+            "answer, which ends where it is complete; leave them out."
+        )
     structure = ask.structure.fork() if ask.structure is not None else None
     return Request(
         request_id=request_id,

@@ -20,7 +20,7 @@ from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.state.pool import make_pool, zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
-from metrale_jax.steps.serving import ChunkRows, DecodeRows, DrawRows
+from metrale_jax.steps.serving import Candidates, ChunkRows, DecodeRows, DrawRows
 
 # Blocks copied by one call: forks copy one block a sequence, and a longer list takes several calls.
 COPIES = 8
@@ -94,11 +94,18 @@ class Device:
 
     def draw(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_logprobs: int) -> StepOutput:
         """A token for each of `rows`, drawn from `hidden.ends[picks]`, or from all of them in order where None."""
-        ends = hidden.ends if picks is None else self._steps.run("pick_rows", hidden.ends, picks)
+        ends = self._picked(hidden, picks)
         self.last_tokens, out = self._steps.run(
             "finish", self._head, self.last_tokens, ends, rows, num_logprobs=num_logprobs
         )
         return out
+
+    def candidates(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_top: int) -> Candidates:
+        """The `num_top` likeliest tokens of each of `rows`, of which none is drawn."""
+        return self._steps.run("candidates", self._head, self._picked(hidden, picks), rows, num_top=num_top)
+
+    def _picked(self, hidden: Hidden, picks: np.ndarray | None) -> Any:
+        return hidden.ends if picks is None else self._steps.run("pick_rows", hidden.ends, picks)
 
     def score(self, hidden: Hidden, targets: np.ndarray, num_logprobs: int) -> Any:
         """Log-probabilities of `targets [T]`, one after each prompt token run, and of the likeliest tokens."""

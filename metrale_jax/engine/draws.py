@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from metrale_jax.core.errors import MetraleError
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.arrays import padded, step_rows
@@ -17,7 +18,8 @@ from metrale_jax.engine.slots import SlotTable
 from metrale_jax.sampling.params import MAX_LOGPROBS
 from metrale_jax.sampling.rows import SamplingRow, needs_extras, sampling_state
 from metrale_jax.steps.outcome import StepOutput
-from metrale_jax.steps.serving import DrawRows
+from metrale_jax.steps.serving import Candidates, DrawRows
+from pallas_kernels.shapes import next_power_of_two
 
 Drawing = Sequence[tuple[int, Request]]
 
@@ -66,15 +68,17 @@ class Draws:
         drawn = self._drawn
         if drawn is None or len(drawn.known) != size or requests != drawn.requests:
             drawn = self._drawn = self._fresh(device, requests, size)
-        rows = DrawRows(
-            slots=drawn.slots,
-            positions=padded([request.seq_len for request in requests], size),
-            pending=np.asarray([r.seq_len > r.num_tokens for r in requests] + [False] * (size - len(requests))),
-            sampling=self._sampling(drawn),
-        )
-        picks = [row for row, _ in drawing]
-        in_order = size == num_ends and picks == list(range(len(picks)))
-        return device.draw(hidden, None if in_order else padded(picks, size), rows, drawn.num_logprobs)
+        rows = _draw_rows(requests, size, drawn.slots, self._sampling(drawn))
+        return device.draw(hidden, _picks(drawing, size, num_ends), rows, drawn.num_logprobs)
+
+    def candidates(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int, num_top: int) -> Candidates:
+        """The likeliest tokens of each of `drawing`, rows of one beam search."""
+        size = self._shapes.row_bucket(len(drawing))
+        requests = [request for _, request in drawing]
+        drawn = self._fresh(device, requests, size)  # a beam's past is another's at the next step
+        rows = _draw_rows(requests, size, drawn.slots, drawn.sampling)
+        most = min(next_power_of_two(num_top), self._limits.vocab_size)
+        return device.candidates(hidden, _picks(drawing, size, num_ends), rows, most)
 
     def num_logprobs(self, wanted: int) -> int:
         """How many likeliest tokens a program returns for `wanted`: all that may be asked for, or none."""
@@ -118,6 +122,31 @@ class Draws:
                 history[row, start:stop] = request.tokens(start, stop)
                 drawn.known[row] = stop
             if request.constraint is not None and not request.finished:
-                mask[row] = request.constraint.mask()
+                mask[row] = _mask(request)
         drawn.sampling = drawn.sampling.replace(extras=extras.replace(history=history, mask=mask))
         return drawn.sampling
+
+
+def _draw_rows(requests: list[Request], size: int, slots: Any, sampling: SamplingState) -> DrawRows:
+    pending = [request.seq_len > request.num_tokens for request in requests]
+    return DrawRows(
+        slots=slots,
+        positions=padded([request.seq_len for request in requests], size),
+        pending=np.asarray(pending + [False] * (size - len(requests))),
+        sampling=sampling,
+    )
+
+
+def _picks(drawing: Drawing, size: int, num_ends: int) -> np.ndarray | None:
+    picks = [row for row, _ in drawing]
+    in_order = size == num_ends and picks == list(range(len(picks)))
+    return None if in_order else padded(picks, size)
+
+
+def _mask(request: Request) -> np.ndarray | int:
+    """The words of what may be drawn; none where the rule itself fails, which ends its own request alone."""
+    try:
+        return request.constraint.mask()
+    except MetraleError as error:
+        request.error = error
+        return 0

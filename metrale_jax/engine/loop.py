@@ -15,15 +15,16 @@ from dataclasses import dataclass
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine.admission import Ask, Limits, checked_request
-from metrale_jax.engine.arrays import score_targets, step_chunks
+from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.device import FAILURES, Device
 from metrale_jax.engine.draws import Draws
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.memory import Memory
-from metrale_jax.engine.reader import read_prompt_scores, read_tokens
+from metrale_jax.engine.reader import not_finite, read_prompt_scores, read_tokens
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.scheduler import Budget, Filling, View, Waiting, plan_chunks
+from metrale_jax.engine.search import Search, check_search, search_rows
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.engine.stats import Counters, EngineStats
 from metrale_jax.engine.waiting import WaitingQueue, rank_of
@@ -34,12 +35,13 @@ Chunk = tuple[Request, int]
 @dataclass(frozen=True)
 class Launched:
     """A step that the host has not read: what it drew and the requests that have a token in it, by row; the scores of
-    its prompt tokens and the chunks that they belong to."""
+    its prompt tokens and the chunks that they belong to; and searches with the candidates of their beams."""
 
     out: object
     rows: tuple[tuple[int, Request], ...]
     scores: object = None
     chunks: tuple[Chunk, ...] = ()
+    searches: tuple[tuple[Search, list[Request], object], ...] = ()
 
 
 class Engine:
@@ -70,18 +72,27 @@ class Engine:
     def submit(self, ask: Ask) -> list[Request]:
         """The `ask.params.n` requests for a prompt, queued; the first runs it, the others fork from it where it ends.
 
-        Raises `RequestError` for a prompt or parameters that can never be served.
+        A beam search is one request, with its answers in `hypotheses`. Raises `RequestError` for a prompt or parameters
+        that can never be served.
         """
-        requests = []
-        for sample in range(ask.params.n):
-            requests.append(checked_request(self._num_submitted + 1 + sample, ask, sample, self.limits, self.clock()))
+        width = ask.params.beam_width
+        now, first = self.clock(), self._num_submitted + 1
+        requests = [
+            checked_request(first + sample, ask, sample, self.limits, now)
+            for sample in range(1 if width else ask.params.n)
+        ]
+        if width:
+            check_search(requests[0], self.limits)
+        self._num_submitted += max(width, len(requests))
         for request in requests:
-            self._num_submitted += 1
             request.rank = rank_of(request.request_id, ask.params.priority)
             if ask.params.deadline_s is not None:
                 request.deadline = request.queued_at + ask.params.deadline_s
                 heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
-        requests[0].followers = requests[1:]
+        if width:
+            Search(requests[0], width)
+        else:
+            requests[0].followers = requests[1:]
         self.waiting.push(requests[0])
         return requests
 
@@ -181,6 +192,7 @@ class Engine:
         victims = [*self.running.values(), *self.filling]
         if victims:
             victim = max(victims, key=lambda request: (request.rank, request.request_id))
+            victim = victim.search.leader if victim.search is not None else victim
             victim.num_preemptions += 1
             self.counters.num_preemptions += 1
             self._requeue(victim)
@@ -188,6 +200,8 @@ class Engine:
     def _requeue(self, request: Request) -> None:
         """Back to the request's place in the queue; what it wrote stays cached as long as nobody needs the room."""
         self._withdraw(request, keep=True)
+        if request.search is not None:
+            request.search.restart()
         if len(request.prompt_logprobs) < len(request.prompt) - 1:
             request.prompt_logprobs.clear()
         self.waiting.push(request)
@@ -288,9 +302,18 @@ class Engine:
             self._read_all()
             if resets != self._num_resets:
                 return Launched(None, ())  # this step's pool is lost as well
-        out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends)
+        searches = tuple(
+            (
+                search,
+                [request for _, request in rows],
+                self._draws.candidates(self.device, hidden, rows, sizes.num_ends, search.num_candidates),
+            )
+            for search, rows in search_rows(drawing)
+        )
+        drawing = [(row, request) for row, request in drawing if request.search is None]
+        out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends) if drawing else None
         by_row = tuple((row, request) for row, (_, request) in enumerate(drawing))
-        return Launched(out, by_row, scores, tuple(chunks) if scores is not None else ())
+        return Launched(out, by_row, scores, tuple(chunks) if scores is not None else (), searches)
 
     def _scores(self, hidden, chunks: list[Chunk], sizes):
         wanted = [r.params.prompt_logprobs for r, _ in chunks if r.params.prompt_logprobs is not None and not r.output]
@@ -302,7 +325,7 @@ class Engine:
     def _joined(self, request: Request) -> list[Request]:
         """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""
         self.filling.remove(request)
-        followers = [one for one in request.followers if not one.finished]
+        followers = [] if request.search else [one for one in request.followers if not one.finished]
         request.followers = []
         for one in followers:
             one.lease, one.seq_len, one.known_len = request.lease.fork(), request.seq_len, request.known_len
@@ -334,7 +357,8 @@ class Engine:
             self.memory.forget()
             self.device.reset()
             self._num_resets += 1
-            for request in [*self.running.values(), *self.filling]:
+            held = [one.search.leader if one.search else one for one in (*self.running.values(), *self.filling)]
+            for request in dict.fromkeys(held):
                 request.in_flight = 0
                 self._requeue(request)
 
@@ -352,14 +376,18 @@ class Engine:
     def _read_oldest(self) -> None:
         launched = self._unread.popleft()
         try:
-            host, scores = self.device.fetch((launched.out, launched.scores))
+            found = tuple(candidates for _, _, candidates in launched.searches)
+            host, scores, found = self.device.fetch((launched.out, launched.scores, found))
         except FAILURES as error:
             # A step that failed after its dispatch left nothing sound in the pool it returned.
             requests = [*(request for _, request in launched.rows), *(request for request, _ in launched.chunks)]
+            requests += [search.leader for search, _, _ in launched.searches]
             self._recover(requests, f"the device could not run the step ({error})", pool_lost=True)
             return
         if scores is not None:
             read_prompt_scores(scores, launched.chunks)
+        for (search, rows, _), candidates in zip(launched.searches, found, strict=True):
+            self._advance_search(search, rows, candidates)
         if host is None:
             return
         if not all(host.finite[row] for row, _ in launched.rows):
@@ -372,13 +400,43 @@ class Engine:
             else:
                 self._finish(request, reason)
 
+    def _advance_search(self, search: Search, rows: list[Request], candidates) -> None:
+        leader = search.leader
+        if leader.finished:
+            return
+        for row in rows:
+            row.in_flight = 0
+        if not candidates.finite[: len(rows)].all():
+            self._fail(leader, not_finite(leader))
+            return
+        leader.first_token_at = leader.first_token_at or self.clock()
+        self.counters.generated_tokens += 1
+        if search.advance(candidates.ids[: len(rows)], candidates.logprobs[: len(rows)]):
+            leader.hypotheses = search.hypotheses
+            leader.output = list(leader.hypotheses[0].tokens) if leader.hypotheses else []
+            stopped = bool(leader.output) and leader.output[-1] in leader.stop_ids
+            self._finish(leader, "stop" if stopped else "length")
+            return
+        for row in search.rows:
+            self.running.pop(row.request_id, None)
+        for row in search.beams:
+            self.running[row.request_id] = row
+            self.slots.write(row.slot, row.lease)
+        slots, tokens = [row.slot for row in search.beams], [row.output[-1] for row in search.beams]
+        self._draws.slots_changed()
+        self.device.put_tokens(padded(slots, self.shapes.num_slots), padded(tokens, self.shapes.num_slots))
+
     def _finish(self, request: Request, reason: str) -> None:
+        if request.search is not None:
+            request = request.search.leader
         if request.finished:
             return
         request.finish_reason = reason
         request.finished_at = self.clock()
         self.counters.finished[reason] += 1
         self._withdraw(request, keep=reason != "error")
+        if request.search is not None:
+            return
         followers = [one for one in request.followers if not one.finished]
         if followers:
             # They go on without the one that ran their prompt.
@@ -387,14 +445,15 @@ class Engine:
             self.waiting.push(followers[0])
 
     def _withdraw(self, request: Request, keep: bool) -> None:
-        """Takes back all that a request holds, its followers' slots included."""
+        """Takes back all that a request holds, its followers' slots and its beams included."""
         self.waiting.discard(request)
-        self.running.pop(request.request_id, None)
         if request in self.filling:
             self.filling.remove(request)
-        for one in (request, *request.followers):
+        beams = request.search.rows if request.search is not None else ()
+        for one in dict.fromkeys((request, *request.followers, *beams)):
+            self.running.pop(one.request_id, None)
             if one.slot:
                 self.slots.release(one.slot)
                 one.slot = 0
-        self.memory.end(request, keep)
-        request.seq_len = 0
+            self.memory.end(one, keep and one.search is None)
+            one.seq_len = 0

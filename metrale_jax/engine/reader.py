@@ -22,11 +22,11 @@ def read_tokens(
         if request.finish_reason:
             continue
         if not finite[row]:
-            yield request, "error", _not_finite(request)
+            yield request, "error", not_finite(request)
             continue
         for column in range(counts[row]):
             if not drawable[row][column]:
-                yield request, "error", _nothing_to_draw(request)
+                yield request, "error", request.error or _nothing_to_draw(request)
                 break
             token = tokens[row][column]
             request.output.append(token)
@@ -51,7 +51,8 @@ def _ended(request: Request, token: int) -> tuple[str, MetraleError | None]:
     return ("length" if len(request.output) >= request.max_tokens else ""), None
 
 
-def _not_finite(request: Request) -> RequestError:
+def not_finite(request: Request) -> RequestError:
+    """The error of a request whose logits are broken."""
     return RequestError(
         f"logits of request {request.request_id} are not finite after {request.num_tokens} tokens; check the weights, "
         "or load them in float32."

@@ -3,10 +3,12 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from metrale_jax.core.errors import MetraleError
+from metrale_jax.engine.beam import Hypothesis
 from metrale_jax.engine.lease import Lease
 from metrale_jax.sampling.constraints import Constraint
 from metrale_jax.sampling.params import SamplingParams
@@ -51,7 +53,8 @@ class Request:
     `seq_len` counts tokens whose keys and values are dispatched; `in_flight` counts drawn tokens that the host has not
     seen yet. `known_len` is the length under which the sequence was first run, which length-dependent rotary
     embeddings go by. `slot` is its row of the engine's slot table, 0 for none. `followers` are the other answers to
-    the same prompt: they fork from this one where its prompt ends.
+    the same prompt: they fork from this one where its prompt ends. `search` is the beam search that this is a row of,
+    or None; such rows wait for each step to be read.
     """
 
     request_id: int
@@ -71,6 +74,8 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     followers: list["Request"] = field(default_factory=list)
+    search: Any = None
+    hypotheses: tuple[Hypothesis, ...] = ()
     lease: Lease | None = None
     slot: int = 0
     seq_len: int = 0
@@ -102,7 +107,9 @@ class Request:
     @property
     def wants_more(self) -> bool:
         """Whether another token may be dispatched: the limit counts tokens still in flight."""
-        return not self.finish_reason and len(self.output) + self.in_flight < self.max_tokens
+        if self.finish_reason or (self.search is not None and self.in_flight):
+            return False
+        return len(self.output) + self.in_flight < self.max_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop` of prompt and answer."""

@@ -21,7 +21,7 @@ from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
 from metrale_jax.steps.prompt_scores import prompt_logprobs
 from metrale_jax.steps.score import score
-from metrale_jax.steps.serving import advance, finish, pick_rows, put_tokens
+from metrale_jax.steps.serving import advance, candidates, finish, pick_rows, put_tokens
 from metrale_jax.steps.verify import verify
 
 # Position of the donated pool among each function's arguments after the model, and how many values it returns.
@@ -36,7 +36,9 @@ STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
     }
 )
 # Functions of a model and its params that leave the pool alone.
-HEADS: Mapping[str, Callable] = MappingProxyType({"finish": finish, "prompt_scores": prompt_logprobs})
+HEADS: Mapping[str, Callable] = MappingProxyType(
+    {"finish": finish, "candidates": candidates, "prompt_scores": prompt_logprobs}
+)
 # Functions of neither, and which of their arguments are donated.
 UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
     {"copy_blocks": (copy_blocks, (0,)), "pick_rows": (pick_rows, ()), "put_tokens": (put_tokens, ())}

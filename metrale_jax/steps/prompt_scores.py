@@ -42,4 +42,4 @@ def prompt_logprobs(
         return score_rows(head_logits(model, params, hidden, picked), known[picked], num_top)
 
     scores = jax.lax.map(score, rows)
-    return PromptScores(*(leaf.reshape(-1, *leaf.shape[2:])[:num_tokens] for leaf in scores))
+    return PromptScores(*(leaf.reshape(rows.size, *leaf.shape[2:])[:num_tokens] for leaf in scores))

@@ -8,6 +8,7 @@ to be. `prefill`, `decode`, `verify` and `mixed` are the same functions joined.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
@@ -16,6 +17,7 @@ from metrale_jax.core.batch import concatenate
 from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logits
 from metrale_jax.sampling.history import remember
+from metrale_jax.sampling.rules import ruled_logits
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch, uniform_batch
 from metrale_jax.steps.outcome import StepOutput, sample_rows
@@ -79,6 +81,26 @@ def _decode_batch(model: Model, last_tokens, decoding: DecodeRows):
     num_sequences = decoding.slots.shape[0]
     none = jnp.zeros((num_sequences, 0), jnp.int32)
     return uniform_batch(state, none, jnp.zeros(num_sequences, jnp.int32), model.layout.block_size)
+
+
+@struct.dataclass
+class Candidates:
+    """For each row the `k` likeliest tokens under its rules: int32 `ids [R, k]`, float32 `logprobs [R, k]`, and bool
+    `finite [R]`, false where a logit was not a finite number."""
+
+    ids: Any
+    logprobs: Any
+    finite: Any
+
+
+def candidates(
+    model: Model, params: DecoderParams, hidden: Float[Array, "R D"], rows: DrawRows, num_top: int
+) -> Candidates:
+    """What a beam search chooses from: log-softmax of plain logits, rules applied after it as transformers has it."""
+    logits = head_logits(model, params, hidden, jnp.arange(hidden.shape[0], dtype=jnp.int32))
+    ruled = ruled_logits(jax.nn.log_softmax(logits, axis=-1), rows.sampling, rows.positions[:, None])
+    logprobs, ids = jax.lax.top_k(ruled, num_top)
+    return Candidates(ids.astype(jnp.int32), logprobs, jnp.all(jnp.isfinite(logits), axis=-1))
 
 
 def pick_rows(hidden: Float[Array, "Q D"], picks: Int[Array, " R"]) -> Float[Array, "R D"]:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from metrale_jax.core.errors import MetraleError
 
+# A longer line is refused unread, so that one without an end cannot fill the memory.
+MAX_LINE_BYTES = 64 << 20
+
 
 class BatchError(MetraleError):
     """An input, output or state of a batch that cannot be used; what was answered so far is kept."""

@@ -10,10 +10,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serving.batch.files import BatchError, told, write_all
+from serving.batch.files import MAX_LINE_BYTES, BatchError, told, write_all
 
 STANDARD = "-"
-MAX_LINE_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 20
 # What is read of a stream before work begins, to know it again.
 HEAD_LINES, HEAD_BYTES = 1000, 1 << 20
@@ -207,10 +206,12 @@ def _lines(file: Any, size: int) -> Iterator[tuple[int, bytes]]:
         size -= len(raw)
         line = raw
         while len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
-            # Too long to hold: what was cut makes it invalid, and the rest is passed over.
-            line, raw = raw[:80], file.readline(min(size, MAX_LINE_BYTES + 1))
+            # What lies past the limit is passed over; the length alone says that the line is cut.
+            raw = file.readline(min(size, MAX_LINE_BYTES + 1))
             size -= len(raw)
-        yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
+        if len(line) <= MAX_LINE_BYTES:
+            line = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
+        yield number, line
 
 
 def _line_of(raw: bytes) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.sampling.params import SamplingParams
 from serving.batch.backend import Prompt
+from serving.batch.files import MAX_LINE_BYTES
 from serving.batch.records import Origin, chat_record, completion_record, plain_record
 from serving.openai_body import chat_request, checked_prompt, completion_request, sampling_params
 
@@ -63,6 +64,9 @@ class BadLine(MetraleError):
 def decoded(line: int, raw: bytes) -> dict[str, Any]:
     """The object that a line holds. Raises `BadLine`."""
     origin = Origin(line)
+    if len(raw) > MAX_LINE_BYTES:
+        message = f"the line is longer than {MAX_LINE_BYTES} bytes; write one request on each line."
+        raise BadLine("invalid_json", message, origin)
     try:
         record = json.loads(raw.decode("utf-8"))
         if b"\\ud" in raw or b"\\uD" in raw:

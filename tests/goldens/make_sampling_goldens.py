@@ -19,8 +19,9 @@ VOCAB, ROWS, MAX_LEN, STOPS = 131, 96, 24, (7, 40)
 SHAKE = 1e-3
 
 
-def some_params(rng: np.random.Generator) -> dict:
-    """Fields of `SamplingParams`, each off more often than not."""
+def some_params(rng: np.random.Generator, tokens: list[int]) -> dict:
+    """Fields of `SamplingParams`, each off more often than not; biases fall on `tokens` too."""
+    biased = sorted({*tokens[:4], *map(int, rng.choice(VOCAB, 3, replace=False))})
     choices = {
         "temperature": lambda: float(rng.choice([0.0, 0.3, 0.8, 1.7])),
         "top_k": lambda: int(rng.choice([1, 3, 10, 40, 1000])),
@@ -28,7 +29,7 @@ def some_params(rng: np.random.Generator) -> dict:
         "min_p": lambda: float(rng.choice([0.01, 0.1, 0.4])),
         "typical_p": lambda: float(rng.choice([0.2, 0.5, 0.9])),
         "repetition_penalty": lambda: float(rng.choice([0.7, 1.1, 1.8])),
-        "logit_bias": lambda: [[int(i), float(rng.normal() * 5)] for i in sorted(rng.choice(VOCAB, 5, replace=False))],
+        "logit_bias": lambda: [[token, float(rng.normal() * 5)] for token in biased],
         "allowed_token_ids": lambda: sorted(map(int, rng.choice(VOCAB, 60, replace=False))),
         "banned_token_ids": lambda: sorted(map(int, rng.choice(VOCAB, 10, replace=False))),
         "min_tokens": lambda: 5,
@@ -76,9 +77,9 @@ def main() -> None:
     rng = np.random.default_rng(0)
     cases, rows, results = [], [], []
     while len(cases) < ROWS:
-        params = some_params(rng)
         length = int(rng.integers(2, MAX_LEN))
         tokens = [int(token) for token in rng.integers(0, VOCAB, length)]
+        params = some_params(rng, tokens)
         prompt_len = int(rng.integers(1, length + 1))
         logits = (rng.normal(size=VOCAB) * rng.choice([0.5, 2, 6])).astype(np.float32)
         want = processed(logits, tokens, prompt_len, params)

@@ -74,7 +74,7 @@ def test_openai_rows_keep_their_form(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed; pip install -e '.[ray]'")
-def test_two_workers_of_a_local_ray_survive_the_death_of_one_and_of_the_driver(tmp_path):
+def test_two_workers_of_a_local_ray_answer_each_row_once_through_a_failed_run_and_a_death(tmp_path):
     # Ray listens on all interfaces; in a network namespace of its own nothing hears it, where one can be had.
     alone = ["unshare", "-rn", "bash", "-c", 'ip link set lo up && exec "$@"', "-"]
     command = [sys.executable, "-m", "tests.serving.ray_run", str(tmp_path)]

@@ -12,9 +12,9 @@ from metrale_jax.sampling.params import SamplingParams
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9)
 
 
-@pytest.mark.parametrize("extras", [False, True])
-def test_mixed_is_decode_and_prefill_apart(bench, extras):
-    bench = bench("gemma2")
+@pytest.mark.parametrize("name, extras", [("gemma2", False), ("llama-default", True)])
+def test_mixed_is_decode_and_prefill_apart(bench, name, extras):
+    bench = bench(name)
     params = dataclasses.replace(SAMPLED, repetition_penalty=1.5) if extras else SAMPLED
     prompts = [bench.prompt[:30], bench.prompt[30:37]]
     late = [bench.prompt[40:62], bench.prompt[70:75]]

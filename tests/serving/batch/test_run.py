@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from metrale_jax.sampling.params import SamplingParams
+from serving.batch import jsonl
+from serving.batch import requests as requests_module
 from serving.batch.records import Told
 from serving.batch.run import Settings, run_batch
 from serving.batch.signals import StopWish
@@ -82,6 +84,19 @@ def test_a_bad_line_becomes_an_error_line_and_the_rest_goes_on(tmp_path):
     assert twice["custom_id"] is None, "the id keeps the one line that answers it"
     assert records[after + 1]["error"] is None and records[after + 3]["error"] is None
     assert after + 2 not in records, "an empty line is no request"
+
+
+def test_a_line_without_end_is_refused_unread(tmp_path, monkeypatch):
+    for module in (jsonl, requests_module):
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
+    long = [b'{"prompt": "a"}' + b" " * size for size in (900, 999, 1001, 2002, 50_000)]
+    source = write(tmp_path / "in.jsonl", [line for each in long for line in (each, {"prompt": "b"})])
+    source.write_bytes(source.read_bytes() + b"x" * 3000)
+    assert run(source, tmp_path / "out.jsonl") == 0
+    records = read(tmp_path / "out.jsonl")
+    refused = [line for line, record in records.items() if record["error"]]
+    assert len(records) == 11 and sorted(refused) == [3, 5, 7, 9, 11]
+    assert all("longer than 1000 bytes" in records[line]["error"]["message"] for line in refused)
 
 
 def test_answers_come_in_the_order_of_the_input_if_asked(tmp_path):

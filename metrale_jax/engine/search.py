@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Search`: the beams of one request as sequences of the engine, forked and dropped as `BeamSearch` decides.
+
+Beams draw nothing: a step gives each its likeliest tokens, the host chooses, and the chosen tokens are put where the
+next step looks for them. So a search waits for every step that it is in to be read, while others run ahead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from metrale_jax.core.errors import RequestError
+from metrale_jax.engine.admission import Limits
+from metrale_jax.engine.beam import BeamSearch, Hypothesis
+from metrale_jax.engine.request import Request
+from pallas_kernels.shapes import ceil_div
+
+
+class Search:
+    """The search of `leader`, whose own lease and slot serve its first beam; its followers serve the others."""
+
+    def __init__(self, leader: Request, num_ids: int):
+        self.leader = leader
+        self.rows = [leader, *(_beam_row(leader, leader.request_id + index) for index in range(1, num_ids))]
+        for row in self.rows:
+            row.search = self
+        self.restart()
+
+    @property
+    def num_candidates(self) -> int:
+        """Likeliest tokens that each beam needs."""
+        return self._beams.candidates_per_row
+
+    @property
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        """What was found, best first."""
+        return self._beams.hypotheses
+
+    def restart(self) -> None:
+        """Back to the prompt: nothing is drawn, so the same search comes of it."""
+        params = self.leader.params
+        self._beams = BeamSearch(
+            width=params.beam_width,
+            num_return=params.n,
+            max_tokens=self.leader.max_tokens,
+            stop_ids=self.leader.stop_ids,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+        )
+        self.leader.followers = self.rows[1:]
+        for row in self.rows:
+            row.output.clear()
+            row.in_flight = 0
+
+    def advance(self, ids: np.ndarray, logprobs: np.ndarray) -> bool:
+        """Takes the candidates `[beams, k]` of the last step; whether the search is done.
+
+        Else the first rows hold the beams that go on, each with a lease of its own and all its tokens, in order.
+        """
+        num_rows = len(self._beams.live)
+        step = self._beams.advance(ids, logprobs)
+        if step.done:
+            return True
+        old = [row.lease for row in self.rows[:num_rows]]
+        seq_len, known_len = self.leader.seq_len, self.leader.known_len
+        kept: set[int] = set()
+        leases = []
+        for parent in step.parents:
+            leases.append(old[parent].fork() if parent in kept else old[parent])
+            kept.add(parent)
+        for parent, lease in enumerate(old):
+            if parent not in kept:
+                lease.release()
+        for row in self.rows:
+            row.lease = None
+        for row, lease, beam in zip(self.rows, leases, self._beams.live, strict=False):
+            row.lease, row.output = lease, list(beam.tokens)
+            row.seq_len, row.known_len = seq_len, known_len
+        return False
+
+    @property
+    def beams(self) -> list[Request]:
+        """The rows of the next step."""
+        return [row for row in self.rows if row.lease is not None]
+
+
+def _beam_row(leader: Request, request_id: int) -> Request:
+    return replace(leader, request_id=request_id, output=[], logprobs=[], prompt_logprobs=[], followers=[])
+
+
+def check_search(leader: Request, limits: Limits) -> None:
+    """Nothing. Raises `RequestError` for a search that the engine cannot hold or that asks for what it does not do."""
+    params = leader.params
+    if params.beam_width > limits.max_sequences:
+        raise RequestError(
+            f"beam_width={params.beam_width} is above the {limits.max_sequences} sequences that run at once; use fewer "
+            "beams, or raise max_sequences."
+        )
+    if leader.constraint is not None or params.stop:
+        raise RequestError(
+            f"beam_width={params.beam_width} with stop strings, bad words of several tokens or structured output is "
+            "not searched; leave them out, or sample."
+        )
+    if params.logprobs is not None:
+        raise RequestError(
+            f"logprobs={params.logprobs} with beam_width={params.beam_width} is not given; read the results' score."
+        )
+    if len(leader.prompt) <= limits.recompute_len < len(leader.prompt) + leader.max_tokens:
+        raise RequestError(
+            f"beams from {len(leader.prompt)} to {len(leader.prompt) + leader.max_tokens} tokens pass "
+            f"{limits.recompute_len}, where this model's past is run again; ask for fewer tokens, or sample."
+        )
+    shared = len(leader.prompt) // limits.block_size
+    own = ceil_div(len(leader.prompt) + leader.max_tokens, limits.block_size) - shared + 2
+    if shared + params.beam_width * own > limits.usable_blocks:
+        raise RequestError(
+            f"{params.beam_width} beams of up to {leader.max_tokens} tokens need {shared + params.beam_width * own} KV "
+            f"blocks, the cache has {limits.usable_blocks}; use fewer beams or tokens, or raise kv_cache_bytes."
+        )
+
+
+def search_rows(drawing: Sequence[tuple[int, Request]]) -> list[tuple["Search", list[tuple[int, Request]]]]:
+    """The searches among rows that are to draw, each with its own rows."""
+    found: dict[int, tuple[Search, list[tuple[int, Request]]]] = {}
+    for row, request in drawing:
+        search = request.search
+        if search is not None:
+            found.setdefault(search.leader.request_id, (search, []))[1].append((row, request))
+    return list(found.values())
