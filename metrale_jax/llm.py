@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LLM`: the door for most users. Text in, text out, over the engine; safe to use from several threads."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ class LLMConfig:
     max_sequences: int = 32
     max_context_tokens: int | None = None
     block_size: int = 16
-    kv_cache_mib: int = 192
+    kv_cache_mib: int = 384
     prefill_tokens: int = 512
     compile_cache: str | Path | None = None
     cache_dir: str | Path | None = None
@@ -92,7 +93,10 @@ class LLM:
         listed = checked_prompts(prompts)
         each = _params_for(params, len(listed))
         alone = len(listed) == 1
-        answers = [self._submitted(prompt, one, alone) for prompt, one in zip(listed, each, strict=True)]
+        # The longest answers first: whatever comes last then has company to the end.
+        order = sorted(range(len(listed)), key=lambda index: -(each[index].max_tokens or sys.maxsize))
+        by_index = {index: self._submitted(listed[index], each[index], alone) for index in order}
+        answers = [by_index[index] for index in range(len(listed))]
         total = sum(answer.max_tokens for answer in answers)
         try:
             while self._advance(answers):

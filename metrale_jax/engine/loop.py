@@ -61,7 +61,8 @@ class Engine:
         self.filling: list[Request] = []
         self.running: dict[int, Request] = {}
         self.counters = Counters()
-        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, shapes.prefill_sizes, shapes.step_tokens)
+        sizes = shapes.prefill_sizes if shapes.step_tokens else ()
+        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, sizes, shapes.step_tokens)
         self._draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
