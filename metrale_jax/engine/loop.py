@@ -61,7 +61,8 @@ class Engine:
         self.filling: list[Request] = []
         self.running: dict[int, Request] = {}
         self.counters = Counters()
-        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows)
+        sizes = shapes.prefill_sizes if shapes.step_tokens else ()
+        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, sizes, shapes.step_tokens)
         self._draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -106,7 +107,19 @@ class Engine:
         return bool(self.waiting or self.filling or self.running or self._unread)
 
     def step(self) -> bool:
-        """Plans and launches one step, reads what is due, and says whether work is left."""
+        """Plans and launches one step, reads what is due, and says whether work is left.
+
+        Whatever it raises, an interrupt while it waits for the device, the engine goes on with the next call: what was
+        under way is run again.
+        """
+        try:
+            self._step()
+        except BaseException:
+            self._recover((), "", pool_lost=True)
+            raise
+        return self.has_work
+
+    def _step(self) -> None:
         began = self.clock()
         self._end_late_ones(began)
         decoding, copies = self._rows_with_room()
@@ -116,15 +129,11 @@ class Engine:
             decoding = [request for request in decoding if request.lease is not None]
             chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
         planned = self.clock()
-        if decoding or chunks:
-            self._launch(decoding, chunks)
-        else:
-            self._read_all()
+        num_launched = sum(self._launch(*part) for part in self._parts(decoding, chunks))
         launched = self.clock()
-        while len(self._unread) > 1:
+        while len(self._unread) > num_launched:
             self._read_oldest()
         self.counters.time_step(planned - began, launched - planned, self.clock() - launched)
-        return self.has_work
 
     def stats(self) -> EngineStats:
         """How the engine stands now."""
@@ -160,9 +169,7 @@ class Engine:
         copies: dict[Request, list[BlockCopy]] = {}
         while True:
             decoding = [request for request in self.running.values() if request.wants_more]
-            for request in decoding:
-                if request.seq_len < request.lease.capacity:
-                    continue
+            for request in [one for one in decoding if one.seq_len >= one.lease.capacity]:
                 changed = request.lease.drop_behind_windows(request.seq_len)
                 first = len(request.lease.tables[0])
                 grown = self.memory.grow(request, request.seq_len + 1)
@@ -212,6 +219,8 @@ class Engine:
     # Prefilling: whose prompt goes on, and who enters.
 
     def _planned_chunks(self, num_decoding: int) -> list[Chunk]:
+        if not self.filling and not self.waiting:
+            return []
         offered: dict[int, Request] = {}
         view = View(
             filling=[Filling(request.request_id, request.remaining) for request in self.filling],
@@ -263,12 +272,25 @@ class Engine:
 
     # Launching.
 
-    def _launch(self, decoding: list[Request], chunks: list[Chunk]) -> None:
+    def _parts(self, decoding: list[Request], chunks: list[Chunk]) -> Iterator[tuple[list[Request], list[Chunk]]]:
+        """What one program each runs of a step."""
+        if self.shapes.mixes and decoding and chunks:
+            yield decoding, chunks
+            return
+        if decoding:
+            yield decoding, []
+        chunks = [chunk for chunk in chunks if chunk[0].lease is not None]  # if decoding failed, they were sent back
+        if chunks:
+            yield [], chunks
+
+    def _launch(self, decoding: list[Request], chunks: list[Chunk]) -> bool:
+        """Dispatches a program; returns whether there is something to read of it."""
         sizes = self.shapes.advance(len(decoding), sum(size for _, size in chunks), len(chunks))
         requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
         launched = self._guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
         if launched is not None:
             self._unread.append(launched)
+        return launched is not None
 
     def _dispatched(self, decoding: list[Request], chunks: list[Chunk], sizes) -> Launched:
         rows = self._draws.decode_rows(decoding, sizes.decode_rows, self.device) if decoding else None
@@ -293,17 +315,19 @@ class Engine:
             self._read_all()
             if resets != self._num_resets:
                 return Launched(None, ())  # this step's pool is lost as well
+        searching = search_rows(drawing)
         searches = tuple(
             (
                 search,
                 [request for _, request in rows],
                 self._draws.candidates(self.device, hidden, rows, sizes.num_ends, search.num_candidates),
             )
-            for search, rows in search_rows(drawing)
+            for search, rows in searching
         )
-        drawing = [(row, request) for row, request in drawing if request.search is None]
+        if searching:
+            drawing = [(row, request) for row, request in drawing if request.search is None]
         out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends) if drawing else None
-        by_row = tuple((row, request) for row, (_, request) in enumerate(drawing))
+        by_row = tuple(enumerate([request for _, request in drawing]))
         return Launched(out, by_row, scores, tuple(chunks) if scores is not None else (), searches)
 
     def _scores(self, hidden, chunks: list[Chunk], sizes):
@@ -381,7 +405,7 @@ class Engine:
             self._advance_search(search, rows, candidates)
         if host is None:
             return
-        if not all(host.finite[row] for row, _ in launched.rows):
+        if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
             self.memory.forget()  # what made it may be among the kept blocks
         ended = list(read_tokens(host, launched.rows, self.clock()))
         self.counters.generated_tokens += len(launched.rows)
