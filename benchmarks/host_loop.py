@@ -166,7 +166,7 @@ def dispatch() -> list[dict]:
         shapes = shapes_for(64)
         engine = loaded_engine(64, (0,), Device(SmallSteps(), params, 64, shapes))
         figures.append(
-            figure_of(f"dispatch/decode/64/{num_leaves}-arrays", "us_per_step", means(step_times(engine, 800)))
+            figure_of(f"dispatch/decode/64/{num_leaves}-arrays", "us_per_step", means(step_times(engine, 480)))
         )
     return figures
 
@@ -217,8 +217,8 @@ def engine_steps() -> list[dict]:
         figures.append(figure_of(f"engine/{name}", "us_per_step", means(times)))
 
     for num_running in (1, 8, 64):
-        add(f"decode/{num_running}", step_times(loaded_engine(num_running, (0,)), 800))
-    add("decode/64/2-groups", step_times(loaded_engine(64, (0, 512)), 800))
+        add(f"decode/{num_running}", step_times(loaded_engine(num_running, (0,)), 480))
+    add("decode/64/2-groups", step_times(loaded_engine(64, (0, 512)), 480))
     engine = loaded_engine(64, (0,))
     serial = iter(range(1000, 100_000))
 
@@ -227,14 +227,14 @@ def engine_steps() -> list[dict]:
         tokens = [*range(128), *[next(serial) % 32000] * 128]
         engine.submit(Ask(tokens, SamplingParams(max_tokens=4), [0]))
 
-    add("mixed/64", step_times(engine, 800, one_more))
+    add("mixed/64", step_times(engine, 480, one_more))
     for num_waiting in (10, 10_000):
         engine = loaded_engine(64, (0,))
         for index in range(num_waiting + 8):
-            engine.submit(Ask([7, index, *range(6000)][:6000], SamplingParams(max_tokens=None), [0]))
-        for _ in range(200):  # those for whom there are slots enter
+            engine.submit(Ask([7, index, *range(200)], SamplingParams(max_tokens=None), [0]))
+        for _ in range(20):  # those for whom there are slots enter
             engine.step()
-        add(f"decode/72/{num_waiting}-waiting", step_times(engine, 400))
+        add(f"decode/72/{num_waiting}-waiting", step_times(engine, 480))
     return figures
 
 
