@@ -122,6 +122,7 @@ def random_job(choose: Choose, max_sequences: int) -> Job:
         ignore_eos=constraint is None and choose(0, 3) > 0,
         stop_token_ids=(5,) if rare == 9 else (),
         banned_token_ids=(3, 4) if rare in (2, 10) else (),
+        repetition_penalty=1.5 if rare in (6, 11) else 1.0,  # which the device ignores, but for the history's sake
         bad_words=[[7, 8], [2]] if rare == 11 else (),
         regex="any" if constraint else None,
         logprobs=choose(0, 2) if rare in (5, 8, 12) else None,
