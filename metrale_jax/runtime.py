@@ -33,6 +33,9 @@ from metrale_jax.text.tokenizer import Tokenizer
 
 PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
 DTYPES = ("float32", "bfloat16", "float16")
+# Engine settings where a platform differs. On a CPU arithmetic takes the time of a step, and rows and tokens of padding
+# cost as much as others: passes that fit beat one pass that does both.
+ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ PIECE_ROWS = 64
 
 @struct.dataclass
 class PromptScores:
-    """For each of `T` tokens: float32 `logprobs`, int32 `ranks` from 1, and the likeliest `[T, k]` in their place."""
+    """For each of `T` tokens: float32 `logprobs [T]`, int32 `ranks [T]` from 1, and int32 `top_ids [T, k]` with their
+    float32 `top_logprobs`."""
 
     logprobs: Any
     ranks: Any
