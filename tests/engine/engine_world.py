@@ -214,8 +214,9 @@ class World:
         windows = WINDOWS[choose(0, len(WINDOWS) - 1)]
         regime, recompute_len = REGIMES[choose(0, len(REGIMES) - 1)]
         self.num_blocks, self.num_slots = choose(5, 24), choose(1, 6)
-        self.shapes = ShapePlan(self.num_slots, -(-CONTEXT // BLOCK), choose(3, 24), choose(1, self.num_slots), 8)
-        self.keep = choose(0, 3) > 0
+        sizes = choose(3, 24), choose(1, self.num_slots), 8
+        self.keep, mixes, step_tokens = choose(0, 3) > 0, choose(0, 1) > 0, choose(0, 4)
+        self.shapes = ShapePlan(self.num_slots, -(-CONTEXT // BLOCK), *sizes, mixes, step_tokens)
         self.rules = Rules(regime, recompute_len, VOCAB)
         memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep)
         limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len)

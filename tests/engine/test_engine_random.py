@@ -217,7 +217,7 @@ def test_an_unspoiled_engine_is_not():
 
 def quiet_world(num_slots: int = 4) -> World:
     """One group without a window, blocks for all, prompts of any length in one step, and a cache."""
-    values = iter([0, 0, 60, num_slots, 60, num_slots, 1])
+    values = iter([0, 0, 60, num_slots, 60, num_slots, 1, 1, 0])
     return World(lambda low, high: next(values))
 
 
