@@ -32,7 +32,7 @@ from metrale_jax.engine.radix import RadixTree
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.state.paged import PagedKvSpec
-from metrale_jax.state.pool import make_layout
+from metrale_jax.state.pool import make_layout, make_pool
 from metrale_jax.steps.outcome import StepOutput
 
 TRIES = 25
@@ -137,6 +137,10 @@ class SmallSteps:
 
     def __init__(self):
         self.model = SimpleNamespace(layout=make_layout((PagedKvSpec(1, 8, 8, 0, "float32"),), BLOCK_SIZE))
+
+    def make_pool(self, num_blocks: tuple[int, ...], fill: Callable):
+        """A fresh pool."""
+        return make_pool(self.model.layout, num_blocks, fill)
 
     def executable(self, name: str, *arguments, **static) -> Callable:
         """The compiled program."""
