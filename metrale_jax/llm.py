@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import RLock
@@ -21,7 +22,7 @@ from metrale_jax.evaluation import chunked_logits, token_nlls
 from metrale_jax.progress import TerminalProgress, silent
 from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.rules import RuleCompiler
-from metrale_jax.runtime import ENGINE_SETTINGS, LoadedModel, load_model, use_compile_cache
+from metrale_jax.runtime import ENGINE_SETTINGS, LoadedModel, load_model, release_freed_memory, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
@@ -157,9 +158,12 @@ class LLM:
 
     def warm_up(self) -> int:
         """Compiles every program that a load can need, beam search apart; returns how many there are."""
-        wanted = all_programs(self.engine.shapes, self.loaded.config.vocab_size)
-        self._compile(self.loaded.steps, self.loaded.params, wanted)
-        return self.loaded.steps.num_compiles
+        loaded = self.loaded
+        wanted = all_programs(self.engine.shapes, loaded.config.vocab_size)
+        promised = compile_programs(loaded.steps, loaded.params, self._engine_config(loaded.steps), wanted)
+        self._awaited(promised, len(wanted))
+        release_freed_memory()
+        return loaded.steps.num_compiles
 
     def _engine_limits(self, max_context_tokens: int) -> EngineConfig:
         mebibytes = self.config.kv_cache_mib
@@ -187,13 +191,17 @@ class LLM:
         return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
-        plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))
-        self._compile(steps, shapes, first_programs(plan))
+        """Returns when a first token can be drawn; what goes on from there may still be compiling."""
+        config = self._engine_config(steps)
+        plan = make_shape_plan(config, len(steps.model.config.eos_token_ids))
+        *first, last = compile_programs(steps, shapes, config, first_programs(plan))
+        last.add_done_callback(lambda _: release_freed_memory())
+        self._awaited(first, len(first) + 1)
 
-    def _compile(self, steps: Steps, params, wanted) -> None:
-        compiled = compile_programs(steps, params, self._engine_config(steps), wanted)
-        for count, _ in enumerate(compiled, start=1):
-            self._progress("compile", count, len(wanted))
+    def _awaited(self, promised: Sequence[Future], total: int) -> None:
+        for count, program in enumerate(promised, start=1):
+            program.result()
+            self._progress("compile", count, total)
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
