@@ -44,7 +44,7 @@ class LLMConfig:
     max_sequences: int = 32
     max_context_tokens: int | None = None
     block_size: int = 16
-    kv_cache_mib: int = 256
+    kv_cache_mib: int = 192
     prefill_tokens: int = 512
     prefix_cache: bool = True
     compile_cache: str | Path | None = None
