@@ -141,8 +141,10 @@ def profiled(directory: Path) -> Iterator[None]:
     check_writable("profile directory", directory)
     try:
         jax.profiler.start_trace(directory)
-    except RuntimeError as error:
-        raise ConfigError(f"profile directory {str(directory)!r}: {error}; end the other profile first.") from None
+    except RuntimeError:
+        raise ConfigError(
+            f"profile directory {str(directory)!r} has to wait: this process is being profiled; end that profile first."
+        ) from None
     try:
         yield
     finally:
