@@ -27,19 +27,23 @@ SECONDS_PER_PROCESS = 1800
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine on one file of weights: `module` is what its interpreter must find, `weights` a key of `Weights`."""
+    """An engine on one file of weights: `module` is what its interpreter must find, `weights` a key of `Weights`.
+
+    `workloads` are the tasks with many requests that its script can run.
+    """
 
     engine: str
     script: str
     module: str
     weights: str
+    workloads: tuple[str, ...] = ()
 
 
 PEERS = {
-    "metrale": Peer("metrale", "metrale_peer.py", "metrale_jax", "hf"),
-    "vllm": Peer("vllm", "vllm_peer.py", "vllm", "hf"),
-    "tunix": Peer("tunix", "tunix_peer.py", "tunix", "hf"),
-    "transformers": Peer("transformers", "transformers_peer.py", "transformers", "hf"),
+    "metrale": Peer("metrale", "metrale_peer.py", "metrale_jax", "hf", ("offline", "prefix")),
+    "vllm": Peer("vllm", "vllm_peer.py", "vllm", "hf", ("offline", "prefix")),
+    "tunix": Peer("tunix", "tunix_peer.py", "tunix", "hf", ("offline",)),
+    "transformers": Peer("transformers", "transformers_peer.py", "transformers", "hf", ("offline",)),
     "llama.cpp-f32": Peer("llama.cpp", "llama_cpp_peer.py", "llama_cpp", "f32"),
     "llama.cpp-q8_0": Peer("llama.cpp", "llama_cpp_peer.py", "llama_cpp", "q8_0"),
     "llama.cpp-q4_1": Peer("llama.cpp", "llama_cpp_peer.py", "llama_cpp", "original"),
@@ -103,6 +107,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3, help="turns of decode and prefill for each peer")
     parser.add_argument("--repeats", type=int, default=1, help="samples of each figure in a turn")
+    parser.add_argument("--workload-rounds", type=int, default=3, help="turns of offline and prefix, 0 for none")
     parser.add_argument("--start-rounds", type=int, default=3, help="turns of cold and warm start, 0 for none")
     parser.add_argument("--work-dir", type=Path, help="where weights and compiled programs go; kept if given")
     parser.add_argument("--out", type=Path, help="the JSON to write; a table of the same name goes beside it")
@@ -115,7 +120,8 @@ def _pythons(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _settings(args: argparse.Namespace) -> dict:
-    return {key: getattr(args, key) for key in ("sequences", "rounds", "repeats", "start_rounds", "option")}
+    keys = ("sequences", "rounds", "repeats", "workload_rounds", "start_rounds", "option")
+    return {key: getattr(args, key) for key in keys}
 
 
 def _weights(model: str, work_dir: Path) -> dict[str, Path]:
@@ -138,13 +144,15 @@ def _weights(model: str, work_dir: Path) -> dict[str, Path]:
 
 def _measure(run: Run, cold_root: str) -> None:
     args, shapes = run.args, ["--sequences", *map(str, run.args.sequences)]
-    for turn in range(args.rounds):
-        tasks = ["tokens", "decode", "prefill"] if turn == 0 else ["decode", "prefill"]
-        for name in args.peers:
-            cache = run.work_dir / "compiled" / name
-            _run(run, name, tasks, cache, [*shapes, "--repeats", str(args.repeats), "--seed", str(turn)])
     for name in args.peers:
-        _run(run, name, ["memory"], run.work_dir / "compiled" / name, [])
+        _run(run, name, ["tokens", "memory"], run.work_dir / "compiled" / name, [])
+    for turn in range(max(args.rounds, args.workload_rounds)):
+        for name in args.peers:
+            tasks = ["decode", "prefill"] if turn < args.rounds else []
+            tasks += PEERS[name].workloads if turn < args.workload_rounds else []
+            cache = run.work_dir / "compiled" / name
+            if tasks:
+                _run(run, name, tasks, cache, [*shapes, "--repeats", str(args.repeats), "--seed", str(turn)])
     for turn in range(args.start_rounds):
         for figure in ("cold start", "warm start"):
             for name in args.peers:

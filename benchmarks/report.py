@@ -52,7 +52,9 @@ def _heading(record: dict) -> str:
         f"{before['load_average']:.1f} and {after['load_average']:.1f}. Commit {record['commit'][:12]}{changed}.\n\n"
         f"Medians; samples and extremes are in the JSON file. Decode is N sequences of 64 + 64 tokens, greedy, "
         "counted past the first token; starts are from the process's start to the first token of a 32-token prompt, "
-        "cold with no compiled programs and warm with those of the run before."
+        "cold with no compiled programs and warm with those of the run before. Offline is a list of requests of many "
+        "lengths, answer tokens over the time of all; prefix is the time to a first token behind a prefix of 1,000 "
+        "tokens, never seen and seen before."
     )
 
 

@@ -93,23 +93,29 @@ def _with_stack(command: Callable, arguments: argparse.Namespace) -> int:
 
 
 def _serve(module, arguments: argparse.Namespace, stack: ExitStack) -> int:
-    return module.run(arguments, lambda: _loaded(arguments, stack))
+    return module.run(arguments, lambda: _opened(arguments, stack))
 
 
-def _loaded(arguments: argparse.Namespace, stack: ExitStack):
+def _opened(arguments: argparse.Namespace, stack: ExitStack):
     """The model; if a profile is asked for, it is recorded from now until `stack` is closed."""
-    from metrale_jax.llm import LLM, LLMConfig
-    from metrale_jax.runtime import check_writable, default_cache_dir
+    from metrale_jax.runtime import check_writable
 
-    if arguments.profile is not None:
-        check_writable("profile directory", Path(arguments.profile))
+    if arguments.profile is None:
+        return _loaded(arguments)
+    check_writable("profile directory", Path(arguments.profile))
+    llm = _loaded(arguments)
+    stack.enter_context(llm.profile(arguments.profile))
+    return llm
+
+
+def _loaded(arguments: argparse.Namespace):
+    from metrale_jax.llm import LLM, LLMConfig
+    from metrale_jax.runtime import default_cache_dir
+
     options = chosen(arguments, LLMConfig)
     if "compile_cache" not in options and not arguments.no_compile_cache:
         options["compile_cache"] = default_cache_dir() / "programs"
-    llm = LLM(arguments.model, options.pop("dtype", None), progress=not arguments.quiet, **options)
-    if arguments.profile is not None:
-        stack.enter_context(llm.profile(arguments.profile))
-    return llm
+    return LLM(arguments.model, options.pop("dtype", None), progress=not arguments.quiet, **options)
 
 
 def _sampling(arguments: argparse.Namespace):
@@ -123,7 +129,7 @@ def _generate(arguments: argparse.Namespace, stack: ExitStack) -> int:
     prompt = arguments.prompt if arguments.prompt not in (None, "-") else sys.stdin.read()
     if not prompt:
         raise RequestError("prompt of 0 characters is empty; give some text.")
-    llm = _loaded(arguments, stack)
+    llm = _opened(arguments, stack)
     if not arguments.raw and llm.tokenizer.has_chat_template:
         prompt = llm.chat_tokens([*_system(arguments), {"role": "user", "content": prompt}])
     if params.n == 1:
@@ -135,7 +141,7 @@ def _generate(arguments: argparse.Namespace, stack: ExitStack) -> int:
 
 
 def _chat(arguments: argparse.Namespace, stack: ExitStack) -> int:
-    params, llm = _sampling(arguments), _loaded(arguments, stack)
+    params, llm = _sampling(arguments), _opened(arguments, stack)
     messages = _system(arguments)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LLM`: the door for most users. Text in, text out, over the engine; safe to use from several threads."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -25,7 +26,7 @@ from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.rules import RuleCompiler
-from metrale_jax.runtime import LoadedModel, load_model, profiled, use_compile_cache
+from metrale_jax.runtime import ENGINE_SETTINGS, LoadedModel, load_model, profiled, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
@@ -48,7 +49,7 @@ class LLMConfig:
     max_sequences: int = 32
     max_context_tokens: int | None = None
     block_size: int = 16
-    kv_cache_mib: int = 192
+    kv_cache_mib: int = 256
     prefill_tokens: int = 512
     prefix_cache: bool = True
     compile_cache: str | Path | None = None
@@ -116,7 +117,10 @@ class LLM:
         listed = checked_prompts(prompts)
         each = _params_for(params, len(listed))
         alone = len(listed) == 1
-        answers = [self._submitted(prompt, one, alone) for prompt, one in zip(listed, each, strict=True)]
+        # The longest answers first: whatever comes last then has company to the end.
+        order = sorted(range(len(listed)), key=lambda index: -(each[index].max_tokens or sys.maxsize))
+        by_index = {index: self._submitted(listed[index], each[index], alone) for index in order}
+        answers = [by_index[index] for index in range(len(listed))]
         total = sum(answer.max_tokens for answer in answers)
         try:
             while self._advance(answers):
@@ -210,7 +214,8 @@ class LLM:
                 f"kv_cache_mib={self.config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or "
                 "more."
             )
-        return within_pool(layout, self._engine_limits(steps.model.config.max_context_tokens))
+        limits = self._engine_limits(steps.model.config.max_context_tokens)
+        return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
         plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))

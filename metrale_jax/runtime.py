@@ -28,11 +28,14 @@ from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import DecoderParams, Model, make_model
 from metrale_jax.progress import Progress, silent
-from metrale_jax.steps.build import Steps
+from metrale_jax.steps.build import Steps, row_major
 from metrale_jax.text.tokenizer import Tokenizer
 
 PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
 DTYPES = ("float32", "bfloat16", "float16")
+# Engine settings where a platform differs. On a CPU arithmetic takes the time of a step, and rows and tokens of padding
+# cost as much as others: passes that fit beat one pass that does both.
+ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def load_model(
         config = _bounded(checkpoint.config, max_context_tokens)
         # XLA's CPU compiler writes to narrow arrays by converting the whole pool to float32 and back.
         kv_dtype = "float32" if platform == "cpu" else dtype
-        steps = Steps(make_model(config, platform, block_size, kv_dtype))
+        steps = Steps(make_model(config, platform, block_size, kv_dtype), row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
             warming = aside.submit(warm, steps, abstract_params(checkpoint.specs, dtype))
             reading = aside.submit(_tokenizer, checkpoint)

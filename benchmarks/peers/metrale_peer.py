@@ -22,6 +22,11 @@ class MetralePeer:
         params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         return [list(result.token_ids) for result in self._llm.generate(prompts, params)]
 
+    def answer(self, prompts: Sequence[list[int]], limits: Sequence[int]) -> list[list[int]]:
+        """The new token ids of each prompt."""
+        params = [self._params(temperature=0, max_tokens=limit, ignore_eos=True) for limit in limits]
+        return [list(result.token_ids) for result in self._llm.generate(prompts, params)]
+
 
 if __name__ == "__main__":
     run_peer("metrale", ("metrale-jax", "jax", "jaxlib"), MetralePeer)

@@ -36,7 +36,12 @@ class VllmPeer:
 
     def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
         """The new token ids of each prompt."""
-        params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        return self.answer(prompts, [max_tokens] * len(prompts))
+
+    def answer(self, prompts: Sequence[list[int]], limits: Sequence[int]) -> list[list[int]]:
+        """The new token ids of each prompt."""
+        common = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        params = [self._params(max_tokens=limit, **common) for limit in limits]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         return [list(answer.outputs[0].token_ids) for answer in self._llm.generate(requests, params, use_tqdm=False)]
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from pallas_kernels.shapes import ceil_div, next_power_of_two
 
-# Shorter prompts are padded to this: one executable serves them all, for some 50 ms of a CPU at worst.
-SMALLEST_PREFILL = 64
+# Shorter prompts are padded to this: one executable serves them all, and few tokens take hardly longer than one.
+SMALLEST_PREFILL = 32
+# Above this, rows of padding cost more than another executable.
+MANY_ROWS = 16
 # A step that decodes and prefills comes in few sizes, since each has both forms of attention to compile.
 SMALLEST_MIXED_TOKENS, SMALLEST_MIXED_ROWS = 128, 8
 
@@ -27,18 +29,33 @@ class Advance:
 
 @dataclass(frozen=True)
 class ShapePlan:
-    """Bucketed sizes of steps. `table_width` is M, block ids a row; slots are numbered from 1."""
+    """Bucketed sizes of steps. `table_width` is M, block ids a row; slots are numbered from 1.
+
+    Without `mixes`, decoding and prefill are launched apart, each with fitting sizes. `step_tokens` prompt tokens take
+    as long as the rest of a step.
+    """
 
     num_slots: int
     table_width: int
     prefill_tokens: int
     prefill_rows: int
     stop_ids: int
+    mixes: bool = True
+    step_tokens: int = 0
+
+    @property
+    def prefill_sizes(self) -> tuple[int, ...]:
+        """What the tokens of a step that only prefills are padded to, in ascending order."""
+        sizes = {self.advance(0, count, 1).chunk_tokens for count in range(1, self.prefill_tokens + 1)}
+        return tuple(sorted(sizes))
 
     def row_bucket(self, count: int) -> int:
-        """Rows of a step or draw over `count` sequences: the next power of two, or the maximum."""
+        """Rows of a step or draw over `count` sequences: the next power of two or, of many, three quarters of it."""
         assert 0 < count <= self.num_slots, f"{count} sequences do not fit {self.num_slots} rows"
-        return min(next_power_of_two(count), self.num_slots)
+        size = next_power_of_two(count)
+        if size > MANY_ROWS and count <= size * 3 // 4:
+            size = size * 3 // 4
+        return min(size, self.num_slots)
 
     def advance(self, num_decoding: int, num_tokens: int, num_chunks: int) -> Advance:
         """Sizes of a step over so many decoding sequences and `num_tokens` tokens of `num_chunks` prompts."""
@@ -59,7 +76,8 @@ class ShapePlan:
         rows, tokens = range(1, self.num_slots + 1), range(1, self.prefill_tokens + 1)
         sizes = {self.advance(count, 0, 0) for count in rows}
         sizes |= {self.advance(0, count, chunks) for count in tokens for chunks in (1, self.prefill_rows)}
-        sizes |= {self.advance(count, size, 1) for count in (1, self.num_slots) for size in tokens}
+        if self.mixes:
+            sizes |= {self.advance(count, size, 1) for count in (1, self.num_slots) for size in tokens}
         return tuple(sorted(sizes, key=lambda a: (a.chunk_tokens, a.chunk_rows, a.decode_rows)))
 
     def all_row_buckets(self) -> tuple[int, ...]:
@@ -75,4 +93,6 @@ def make_shape_plan(config, num_eos_ids: int) -> ShapePlan:
         prefill_tokens=config.prefill_tokens,
         prefill_rows=min(config.prefill_rows, config.max_sequences),
         stop_ids=next_power_of_two(max(8, num_eos_ids)),
+        mixes=config.mixed_steps,
+        step_tokens=config.step_tokens,
     )

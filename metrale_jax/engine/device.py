@@ -16,7 +16,7 @@ from metrale_jax.core.sequence import SequenceState
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.models.decoder import DecoderParams
-from metrale_jax.state.pool import make_pool, zeros
+from metrale_jax.state.pool import zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates, ChunkRows, DecodeRows, DrawRows
@@ -63,7 +63,7 @@ class Device:
         self._programs: dict[tuple, Callable] = {}
         self._zeros: dict[int, jax.Array] = {}
         layout = steps.model.layout
-        self._fresh_pool = partial(make_pool, layout, (num_blocks,) * len(layout.groups), fill)
+        self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
         self.num_groups = len(layout.groups)
         self.reset()

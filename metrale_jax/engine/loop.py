@@ -68,7 +68,8 @@ class Engine:
         self.filling: list[Request] = []
         self.running: dict[int, Request] = {}
         self.counters = Counters(clock())
-        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows)
+        sizes = shapes.prefill_sizes if shapes.step_tokens else ()
+        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, sizes, shapes.step_tokens)
         self._draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -138,11 +139,8 @@ class Engine:
             decoding = [request for request in decoding if request.lease is not None]
             chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
         self.counters.enter("launch", self.clock())
-        if decoding or chunks:
-            self._launch(decoding, chunks)
-        else:
-            self._read_all()
-        while len(self._unread) > 1:
+        num_launched = sum(self._launch(*part) for part in self._parts(decoding, chunks))
+        while len(self._unread) > num_launched:
             self._read_oldest()
 
     def stats(self) -> EngineStats:
@@ -282,13 +280,26 @@ class Engine:
 
     # Launching.
 
-    def _launch(self, decoding: list[Request], chunks: list[Chunk]) -> None:
+    def _parts(self, decoding: list[Request], chunks: list[Chunk]) -> Iterator[tuple[list[Request], list[Chunk]]]:
+        """What one program each runs of a step."""
+        if self.shapes.mixes and decoding and chunks:
+            yield decoding, chunks
+            return
+        if decoding:
+            yield decoding, []
+        chunks = [chunk for chunk in chunks if chunk[0].lease is not None]  # if decoding failed, they were sent back
+        if chunks:
+            yield [], chunks
+
+    def _launch(self, decoding: list[Request], chunks: list[Chunk]) -> bool:
+        """Dispatches a program; returns whether there is something to read of it."""
         sizes = self.shapes.advance(len(decoding), sum(size for _, size in chunks), len(chunks))
         requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
         launched = self._guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
         if launched is not None:
             self.counters.num_steps += 1
             self._unread.append(launched)
+        return launched is not None
 
     def _dispatched(self, decoding: list[Request], chunks: list[Chunk], sizes) -> Launched:
         rows = self._draws.decode_rows(decoding, sizes.decode_rows, self.device) if decoding else None

@@ -7,7 +7,7 @@ its turn, since passing it would starve it. Nothing here allocates: the loop doe
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,23 @@ class View:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a step's prompt chunks."""
+    """Limits of a step's prompt chunks, the `sizes` in ascending order that their tokens are padded to, and how many
+    tokens take as long as the rest of a step does."""
 
     prefill_tokens: int
     prefill_rows: int
+    sizes: tuple[int, ...] = ()
+    step_tokens: int = 0
+
+    def worth_running(self, num_tokens: int) -> int:
+        """How many of `num_tokens` to run now: all, or so many that they fill a size and the rest a smaller one."""
+        whole = self._padded(num_tokens)
+        costs = {part: part + self.step_tokens + self._padded(num_tokens - part) for part in self.sizes}
+        parts = [part for part in reversed(self.sizes) if part < num_tokens and costs[part] < whole]
+        return min(parts, key=costs.get, default=num_tokens)
+
+    def _padded(self, num_tokens: int) -> int:
+        return next((size for size in self.sizes if size >= num_tokens), num_tokens)
 
 
 @dataclass(frozen=True)
@@ -62,13 +75,23 @@ def plan_chunks(view: View, budget: Budget) -> tuple[Chunk, ...]:
 
     A request enters only if the blocks for its whole prompt are free, since half a prompt is no use, and with one to
     spare for each running answer, since else the next step would throw it out again. The budget is for prompts alone:
-    decoding takes nothing from it.
+    decoding takes nothing from it. Where much of the step would be padding, its last chunk is cut, if that is enough:
+    nobody who fits is kept out for it.
     """
+    chunks = _chunks_within(view, budget)
+    total = sum(chunk.num_tokens for chunk in chunks)
+    excess = total - budget.worth_running(total)
+    if excess and chunks[-1].num_tokens > excess:
+        chunks[-1] = replace(chunks[-1], num_tokens=chunks[-1].num_tokens - excess)
+    return tuple(chunks)
+
+
+def _chunks_within(view: View, budget: Budget) -> list[Chunk]:
     tokens, blocks, slots = budget.prefill_tokens, view.free_blocks - view.num_decoding, view.free_slots
     chunks: list[Chunk] = []
     for item in view.filling:
         if not tokens or len(chunks) == budget.prefill_rows:
-            return tuple(chunks)
+            return chunks
         size = min(item.remaining, tokens)
         chunks.append(Chunk(item.request_id, size))
         tokens -= size
@@ -80,4 +103,4 @@ def plan_chunks(view: View, budget: Budget) -> tuple[Chunk, ...]:
         size = min(item.remaining, tokens)
         chunks.append(Chunk(item.request_id, size, enters=True))
         tokens, blocks, slots = tokens - size, blocks - item.missing_blocks, slots - item.slots
-    return tuple(chunks)
+    return chunks

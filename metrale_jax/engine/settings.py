@@ -16,17 +16,21 @@ class EngineConfig:
 
     `max_sequences` run at once; `max_context_tokens` bounds prompt plus answer; `block_size` is tokens a KV block;
     `kv_cache_bytes` the pool's size; `prefill_tokens` the budget of one prefill step, shared by at most
-    `prefill_rows` prompts; with `prefix_cache`, what requests wrote is kept for prompts that begin the same. Raises
-    `ConfigError` for values out of range.
+    `prefill_rows` prompts; with `prefix_cache`, what requests wrote is kept for prompts that begin the same.
+    `mixed_steps` decode and prefill in one pass over the weights, which pays where reading them takes the time;
+    `step_tokens` is how many prompt tokens take as long as that: prompts are cut where padding them takes longer, and
+    0 cuts none. Raises `ConfigError` for values out of range.
     """
 
     max_sequences: int = 32
     max_context_tokens: int = 4096
     block_size: int = 16
-    kv_cache_bytes: int = 192 << 20
+    kv_cache_bytes: int = 256 << 20
     prefill_tokens: int = 512
     prefill_rows: int = 8
     prefix_cache: bool = True
+    mixed_steps: bool = True
+    step_tokens: int = 0
 
     def __post_init__(self):
         for name in COUNTS:

@@ -17,7 +17,6 @@ from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import MAX_LOGPROBS
 from metrale_jax.sampling.rows import sampling_state
-from metrale_jax.state.pool import abstract_pool
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.serving import DrawRows
 
@@ -103,7 +102,7 @@ class _Plan:
         model = steps.model
         self.shapes = make_shape_plan(config, len(model.config.eos_token_ids))
         self.num_groups = len(model.layout.groups)
-        self.pool = abstract_pool(model.layout, (blocks_for(model.layout, config),) * self.num_groups)
+        self.pool = steps.abstract_pool((blocks_for(model.layout, config),) * self.num_groups)
         self.last_tokens = np.zeros(self.shapes.num_slots + 1, np.int32)
 
     def compile(self, program: Program) -> None:

@@ -15,6 +15,7 @@ CONFIGS = [
     EngineConfig(max_sequences=1, prefill_tokens=1),
     EngineConfig(max_sequences=6, prefill_tokens=100, prefill_rows=4),
     EngineConfig(max_sequences=33, prefill_tokens=2048, prefill_rows=1),
+    EngineConfig(max_sequences=64, mixed_steps=False),
 ]
 
 
@@ -27,7 +28,7 @@ def test_every_size_fits_its_shape_and_every_shape_is_announced(config):
         assert {Draw(shapes.row_bucket(count), extras) for extras in (False, True)} <= announced
     for num_tokens in range(1, config.prefill_tokens + 1):
         for num_chunks in range(1, min(config.prefill_rows, config.max_sequences) + 1):
-            for num_decoding in (0, 1, config.max_sequences):
+            for num_decoding in (0, 1, config.max_sequences) if config.mixed_steps else (0,):
                 sizes = shapes.advance(num_decoding, num_tokens, num_chunks)
                 assert num_tokens <= sizes.chunk_tokens <= config.prefill_tokens
                 assert num_chunks <= sizes.chunk_rows and num_decoding <= sizes.decode_rows
@@ -38,6 +39,12 @@ def test_every_size_fits_its_shape_and_every_shape_is_announced(config):
         assert shapes.advance(num_decoding, 0, 0) in announced
     assert set(first_programs(shapes)) <= announced
     assert len(shapes.all_advances()) < 25, "few enough to compile them all"
+
+
+def test_sizes_of_prompts_are_those_that_steps_are_padded_to():
+    assert make_shape_plan(EngineConfig(), 1).prefill_sizes == (32, 64, 128, 256, 512)
+    assert make_shape_plan(EngineConfig(prefill_tokens=100), 1).prefill_sizes == (32, 64, 100)
+    assert make_shape_plan(EngineConfig(prefill_tokens=5), 1).prefill_sizes == (5,)
 
 
 def test_what_does_not_fit_is_our_own_mistake():

@@ -105,6 +105,18 @@ def test_requests_that_arrive_while_others_run_give_their_solo_answers(kit):
     assert_solo(kit, jobs, requests)
 
 
+@pytest.mark.parametrize("usable_blocks", [None, 11])
+def test_decoding_and_prefill_apart_and_prompts_cut_to_sizes_give_the_solo_answers(kit, usable_blocks):
+    kit = kit("qwen3")
+    jobs = crowd(kit, SAMPLED)
+    engine = kit.engine(64, usable_blocks, mixed_steps=False, step_tokens=2)
+    engine.device = Watched(engine.device)
+    requests = [kit.submit(engine, job) for job in jobs]
+    kit.finish(engine)
+    assert_solo(kit, jobs, requests)
+    assert not any(sizes.decode_rows and sizes.chunk_tokens for sizes in engine.device.seen)
+
+
 def test_a_stop_id_ends_the_answer_and_is_its_last_token(kit):
     kit = kit("llama-default", False)
     free = kit.solo(kit.job(kit.golden.prompt[:7]))
