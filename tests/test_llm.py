@@ -5,6 +5,7 @@ import json
 import math
 import re
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from metrale_jax import LLM, SamplingParams
 from metrale_jax.core.errors import ConfigError, MetraleError, ModelNotFoundError, RequestError, TextError
 from metrale_jax.generate import generate_tokens
+from metrale_jax.progress import compiling
 from tests.conftest import GOLDENS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
@@ -44,6 +46,26 @@ def held_to_transformers(llm, name):
 
 def test_smollm2_continues_ten_prompts_as_transformers_does(smollm2):
     held_to_transformers(smollm2, "smollm2-135m-q4_1")
+
+
+def test_the_engine_is_watched_through_the_door(tiny, tmp_path, monkeypatch):
+    before, seen = tiny.stats(), []
+    monkeypatch.setattr(tiny, "_progress", lambda *stage: seen.append(stage))
+    tiny.loaded.steps.on_compile = partial(compiling, tiny._progress)
+    with tiny.profile(tmp_path / "profile"):
+        with pytest.raises(ConfigError, match="is being profiled; end that profile first"), tiny.profile(tmp_path):
+            pass
+        # No other test of this model meets so long a prompt beside rules of such kinds.
+        result = tiny.generate([[3] * 70], SamplingParams(max_tokens=3, logprobs=1, top_k=5, ignore_eos=True))[0]
+    after = tiny.stats()
+    assert result.usage.generated_tokens == after.generated_tokens - before.generated_tokens == 3
+    assert after.prompt_tokens - before.prompt_tokens == 70
+    assert any(path.is_file() for path in (tmp_path / "profile").glob("**/*.xplane.pb"))
+    late = [stage for stage in seen if stage[0].startswith("compile ")]
+    assert len(late) == 2 * (after.num_compiles - before.num_compiles) > 0
+    assert late[0][1:] == (0, 1) and late[1] == (late[0][0], 1, 1)
+    with pytest.raises(ConfigError, match="profile directory '/dev/null/x' cannot be written"):
+        tiny.profile("/dev/null/x").__enter__()
 
 
 @pytest.mark.slow
