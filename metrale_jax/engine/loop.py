@@ -319,7 +319,7 @@ class Engine:
                 drawing += [(row, one) for one in self._joined(request)]
         if not drawing:
             return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
-        if any(request.constraint is not None for _, request in drawing):
+        if any([request.constraint is not None for _, request in drawing]):
             resets = self._num_resets
             self._read_all()
             if resets != self._num_resets:

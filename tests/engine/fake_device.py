@@ -380,7 +380,10 @@ class FakeDevice:
             allowed = [token for token in allowed if words[token >> 5] >> (token & 31) & 1]
             if rows.pending[row]:
                 history[position - 1] = self._last_tokens[slot]
-            expect(history[:position].tolist() == sequence.tokens[:position], "the history is another's")
+            penalised = sampling.extras.repetition_penalty[row] != 1
+            expect(
+                not penalised or history[:position].tolist() == sequence.tokens[:position], "the history is another's"
+            )
         return allowed
 
     def _likeliest(self, rows: Sequence[int], count: int) -> dict[str, np.ndarray]:
