@@ -16,7 +16,7 @@ PROMPT = tuple(range(2, 12))
 
 def world_of(log):
     """A world with one slot, so that the second request waits for the first."""
-    chosen = iter((0, 0, 24, 1, 24, 1, 1))
+    chosen = iter((0, 0, 24, 1, 24, 1, 1, 1, 0))
     world = World(lambda low, high: next(chosen))
     world.engine.on_finish = log
     return world
@@ -53,7 +53,9 @@ def test_a_line_tells_when_what_happened_and_how_much_there_was(tmp_path):
         "error": None,
     }
     assert second["queued_at"] == first["queued_at"]
-    assert (second["started_s"], second["cached_tokens"], second["seed"]) == (10.0, 8, 8), "the step after has room for it"
+    assert (second["started_s"], second["cached_tokens"], second["seed"]) == (10.0, 8, 8), (
+        "the step after has room for it"
+    )
     for line, sent in zip((first, second), world.sent, strict=True):
         metrics = sent.request.metrics()
         assert line["started_s"] == metrics.queued_s
