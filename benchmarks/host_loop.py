@@ -105,6 +105,11 @@ class InstantDevice:
     num_compiles = 0
     pool_lost = False
 
+    @staticmethod
+    def has_run(sizes):
+        """Nothing is compiled."""
+        return True
+
     def __init__(self, num_rows: int):
         ones = np.ones(num_rows, np.int32)
         flags = np.ones((num_rows, 1), bool)

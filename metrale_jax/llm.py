@@ -3,16 +3,16 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any
 
 import numpy as np
 
-from metrale_jax.answers import Answer, checked_prompts, fresh_seed
+from metrale_jax.answers import Answer, checked_prompts, fresh_seed, params_for
 from metrale_jax.core.errors import ConfigError, MetraleError, RequestError, TextError
 from metrale_jax.engine.admission import checked_tokens
 from metrale_jax.engine.buckets import make_shape_plan
@@ -26,7 +26,14 @@ from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.rules import RuleCompiler
-from metrale_jax.runtime import ENGINE_SETTINGS, LoadedModel, load_model, profiled, use_compile_cache
+from metrale_jax.runtime import (
+    ENGINE_SETTINGS,
+    LoadedModel,
+    load_model,
+    profiled,
+    release_freed_memory,
+    use_compile_cache,
+)
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
@@ -94,7 +101,8 @@ class LLM:
             self._compile_first,
         )
         steps = self.loaded.steps
-        steps.on_compile = partial(compiling, self._progress)
+        self._stepping = 0
+        steps.on_compile = self._compiling
         self.engine = make_engine(steps, self.loaded.params, self._engine_config(steps), on_finish=on_finish)
         self._lock = RLock()
         self._rules = RuleCompiler(lambda: self.tokenizer, self.loaded.config.vocab_size, self.loaded.eos_token_ids)
@@ -115,7 +123,7 @@ class LLM:
         run. One `params` serves all, a list holds one for each.
         """
         listed = checked_prompts(prompts)
-        each = _params_for(params, len(listed))
+        each = params_for(params, len(listed))
         alone = len(listed) == 1
         # The longest answers first: whatever comes last then has company to the end.
         order = sorted(range(len(listed)), key=lambda index: -(each[index].max_tokens or sys.maxsize))
@@ -161,7 +169,7 @@ class LLM:
     def step(self) -> bool:
         """Advances all that was submitted; returns whether work is left."""
         with self._lock:
-            return self.engine.step()
+            return self._step()
 
     def stats(self) -> EngineStats:
         """How the engine stands. Waits for no step that is under way; gauges may be caught amid a change then."""
@@ -188,9 +196,12 @@ class LLM:
 
     def warm_up(self) -> int:
         """Compiles every program that a load can need, beam search apart; returns how many there are."""
-        wanted = all_programs(self.engine.shapes, self.loaded.config.vocab_size)
-        self._compile(self.loaded.steps, self.loaded.params, wanted)
-        return self.loaded.steps.num_compiles
+        loaded = self.loaded
+        wanted = all_programs(self.engine.shapes, loaded.config.vocab_size)
+        promised = compile_programs(loaded.steps, loaded.params, self._engine_config(loaded.steps), wanted)
+        self._awaited(promised, len(wanted))
+        release_freed_memory()
+        return loaded.steps.num_compiles
 
     def _engine_limits(self, max_context_tokens: int) -> EngineConfig:
         mebibytes = self.config.kv_cache_mib
@@ -218,13 +229,17 @@ class LLM:
         return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
-        plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))
-        self._compile(steps, shapes, first_programs(plan))
+        """Returns when a first token can be drawn; what goes on from there may still be compiling."""
+        config = self._engine_config(steps)
+        plan = make_shape_plan(config, len(steps.model.config.eos_token_ids))
+        *first, last = compile_programs(steps, shapes, config, first_programs(plan))
+        last.add_done_callback(lambda _: release_freed_memory())
+        self._awaited(first, len(first))
 
-    def _compile(self, steps: Steps, params, wanted) -> None:
-        compiled = compile_programs(steps, params, self._engine_config(steps), wanted)
-        for count, _ in enumerate(compiled, start=1):
-            self._progress("compile", count, len(wanted))
+    def _awaited(self, promised: Sequence[Future], total: int) -> None:
+        for count, program in enumerate(promised, start=1):
+            program.result()
+            self._progress("compile", count, total)
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -249,8 +264,16 @@ class LLM:
         with self._lock:
             if all(answer.finished for answer in answers):
                 return False
-            self.engine.step()
+            self._step()
             return True
+
+    def _step(self) -> bool:
+        self._stepping = get_ident()
+        return self.engine.step()
+
+    def _compiling(self, name: str) -> AbstractContextManager:
+        # Shown where a step waits for it. What is compiled beside the steps would draw over an answer that streams.
+        return compiling(self._progress, name) if get_ident() == self._stepping else nullcontext()
 
     def _cancel(self, answers: Sequence[Answer]) -> None:
         with self._lock:
@@ -275,11 +298,3 @@ def _config(options: Mapping[str, Any]) -> LLMConfig:
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} is no option of LLM; known are {', '.join(sorted(known))}.")
     return LLMConfig(**options)
-
-
-def _params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one for each.")
-    return list(params)

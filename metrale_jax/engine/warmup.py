@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiling ahead: the arguments of each program as shapes only, so that it can begin before the weights are there."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +64,8 @@ def abstract_params(specs: DecoderParams, dtype: str) -> DecoderParams:
 
 
 def first_programs(shapes: ShapePlan) -> tuple[Program, ...]:
-    """What a lone short prompt needs."""
-    return (shapes.advance(0, 1, 1), shapes.advance(1, 0, 0), Draw(1))
+    """What a lone short prompt needs: the first two for its first token, then one to go on."""
+    return (shapes.advance(0, 1, 1), Draw(1), shapes.advance(1, 0, 0))
 
 
 def all_programs(shapes: ShapePlan, vocab_size: int) -> tuple[Program, ...]:
@@ -79,10 +79,13 @@ def all_programs(shapes: ShapePlan, vocab_size: int) -> tuple[Program, ...]:
     return (*advances, *draws, *scores, *picks, Copy())
 
 
-def compile_programs(steps: Steps, params: Any, config: EngineConfig, wanted: Sequence[Program]) -> Iterator[Program]:
-    """Compiles the wanted programs, two at a time, and yields each when done; `params` may be shapes only.
+def compile_programs(
+    steps: Steps, params: Any, config: EngineConfig, wanted: Sequence[Program]
+) -> list[Future[Program]]:
+    """The wanted programs as they will be compiled, two at a time in this order; `params` may be shapes only.
 
-    Most of a compile runs on one core, so that two take little longer than one.
+    Most of a compile runs on one core, so that two take little longer than one. It goes on after this returns: whoever
+    needs a program before it is done waits for it.
     """
     plan = _Plan(steps, params, config)
 
@@ -90,8 +93,10 @@ def compile_programs(steps: Steps, params: Any, config: EngineConfig, wanted: Se
         plan.compile(program)
         return program
 
-    with ThreadPoolExecutor(max_workers=2) as workers:
-        yield from workers.map(compiled, wanted)
+    workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compile")
+    promised = [workers.submit(compiled, program) for program in wanted]
+    workers.shutdown(wait=False)
+    return promised
 
 
 class _Plan:
