@@ -126,8 +126,9 @@ class Steps:
 
     def make_pool(self, num_blocks: tuple[int, ...], fill: Callable = zeros) -> Pool:
         """A fresh pool of `num_blocks[g]` blocks in group g, in the format of these steps."""
-        pool = make_pool(self.model.layout, num_blocks, fill)
-        return pool if self.pool_format is None else jax.device_put(pool, self._formats(pool))
+        # Made where it stays: a pool that was moved would be there twice for a moment.
+        formats = self._formats(abstract_pool(self.model.layout, num_blocks))
+        return jax.jit(partial(make_pool, self.model.layout, num_blocks, fill), out_shardings=formats)()
 
     def abstract_pool(self, num_blocks: tuple[int, ...]) -> Pool:
         """Shapes and formats of what `make_pool` makes."""
