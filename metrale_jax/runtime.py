@@ -116,6 +116,14 @@ def default_cache_dir() -> Path:
 
 def use_compile_cache(directory: Path) -> None:
     """Lets JAX keep compiled programs in `directory`, across processes. Raises `ConfigError` if it is not writable."""
+    check_writable("compile cache", directory)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def check_writable(name: str, directory: Path) -> None:
+    """Nothing; makes `directory` if it is not there. Raises `ConfigError`, with its `name`, if it is not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{os.getpid()}"
@@ -123,11 +131,27 @@ def use_compile_cache(directory: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"compile cache {str(directory)!r} cannot be written ({error.strerror}); name a writable directory or none."
+            f"{name} {str(directory)!r} cannot be written ({error.strerror}); name a writable directory or none."
         ) from None
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@contextmanager
+def profiled(directory: Path) -> Iterator[None]:
+    """A context whose work JAX's profiler records under `directory`, for TensorBoard or Perfetto.
+
+    Raises `ConfigError` if it is not writable or the process is being profiled already.
+    """
+    check_writable("profile directory", directory)
+    try:
+        jax.profiler.start_trace(directory)
+    except RuntimeError:
+        raise ConfigError(
+            f"profile directory {str(directory)!r} has to wait: this process is being profiled; end that profile first."
+        ) from None
+    try:
+        yield
+    finally:
+        jax.profiler.stop_trace()
 
 
 @contextmanager

@@ -4,7 +4,6 @@
 Arrays go in as numpy and results stay on the device until `fetch`. Every call returns before the device is done.
 """
 
-import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,11 +154,6 @@ class Device:
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
-
-    @staticmethod
-    def trace(directory: str) -> contextlib.AbstractContextManager:
-        """A context in which JAX's profiler records to `directory`."""
-        return jax.profiler.trace(directory)
 
 
 def head_of(params: DecoderParams) -> DecoderParams:

@@ -7,6 +7,7 @@ load, and a count that moves after warm-up is a fact and not a guess.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import Lock
 from types import MappingProxyType
@@ -73,11 +74,17 @@ class Steps:
     """Executables of one model, made on demand and kept. Safe to ask from several threads.
 
     `pool_format` gives the format of each pool array, which then arrives and leaves in it; None leaves it to the
-    backend. `num_compiles` counts the executables made so far.
+    backend. `num_compiles` counts the executables made so far. Each is compiled inside the context `on_compile(name)`,
+    which may be set at any time; several threads may be in one at once.
     """
 
-    def __init__(self, model: Model, pool_format: Callable[[Any], Format] | None = None):
-        self.model, self.pool_format = model, pool_format
+    def __init__(
+        self,
+        model: Model,
+        pool_format: Callable[[Any], Format] | None = None,
+        on_compile: Callable[[str], AbstractContextManager] = nullcontext,
+    ):
+        self.model, self.pool_format, self.on_compile = model, pool_format, on_compile
         self._made: dict[tuple, Future] = {}
         self._lock, self._tracing = Lock(), Lock()
 
@@ -105,9 +112,11 @@ class Steps:
             try:
                 # One at a time: what is traced for one program may be reused by the next, and a program's text, which
                 # compiled ones are found again by, must not depend on who traced first.
-                with self._tracing:
-                    lowered = self._jitted(name, arguments, static).lower(*arguments)
-                future.set_result(lowered.compile())
+                with self.on_compile(name):
+                    with self._tracing:
+                        lowered = self._jitted(name, arguments, static).lower(*arguments)
+                    compiled = lowered.compile()
+                future.set_result(compiled)
             except BaseException as error:
                 with self._lock:
                     del self._made[key]
