@@ -31,7 +31,7 @@ def export(gguf_path: Path, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     save_file(_weights(checkpoint), directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", _config(gguf_path, family))
-    _write_tokenizer(checkpoint, directory)
+    checkpoint.tokenizer().save(directory)
     checkpoint.source.close()
 
 
@@ -47,17 +47,6 @@ def _config(gguf_path: Path, family: str) -> dict:
     # Both spellings of the rotary base: older readers look only for the flat one.
     known["rope_theta"] = known["rope_parameters"]["rope_theta"]
     return {"architectures": [CLASSES[family]], "model_type": family, "hidden_act": "silu", "dtype": "float32", **known}
-
-
-def _write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
-    tokenizer = checkpoint.tokenizer()
-    # The backend is private to the engine, which never writes a tokenizer; this export is the one place that does.
-    tokenizer._backend.save(str(directory / "tokenizer.json"))
-    eos = tokenizer.id_to_token(tokenizer.eos_token_ids[0])
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": eos}
-    if tokenizer.bos_token_id is not None:
-        named["bos_token"] = tokenizer.id_to_token(tokenizer.bos_token_id)
-    _write_json(directory / "tokenizer_config.json", named)
 
 
 def _write_json(path: Path, values: dict) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time of the engine's plain Python, in microseconds a block: the median of several tries with p10 and p90.
+"""Host time of the engine's plain Python, in microseconds: the median of several tries with p10 and p90.
 
-    python -m benchmarks.host_loop --only radix
+    python -m benchmarks.host_loop --only radix engine
 
-One JSON line a figure. Nothing here needs a device.
+One JSON line a figure. Nothing here needs a device: the engine's steps run over one that answers at once.
 """
 
 import argparse
@@ -14,10 +14,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+import numpy as np
+
+from metrale_jax.engine.admission import Ask, Limits
 from metrale_jax.engine.blocks import BlockAllocator
+from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.device import Hidden
 from metrale_jax.engine.lease import Lease
+from metrale_jax.engine.loop import Engine
+from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.pin import Pin
 from metrale_jax.engine.radix import RadixTree
+from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.steps.outcome import StepOutput
 
 TRIES = 25
 BLOCK_SIZE = 16
@@ -70,20 +79,112 @@ def radix() -> list[dict]:
     for windows in ((0,), (0, 512)):
         tries = [radix_once(windows) for _ in range(TRIES)]
         for name in tries[0]:
-            tenths = statistics.quantiles([figure[name] for figure in tries], n=10, method="inclusive")
-            figures.append(
-                {
-                    "name": f"radix/{name}/{len(windows)}-groups",
-                    "us_per_block": round(tenths[4], 3),
-                    "p10": round(tenths[0], 3),
-                    "p90": round(tenths[8], 3),
-                    "tries": TRIES,
-                }
-            )
+            values = [figure[name] for figure in tries]
+            figures.append(figure_of(f"radix/{name}/{len(windows)}-groups", "us_per_block", values))
     return figures
 
 
-BENCHMARKS = {"radix": radix}
+def figure_of(name: str, unit: str, values: list[float]) -> dict:
+    """The median of `values` under `unit`, and the tenths below and above it."""
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    numbers = {unit: tenths[4], "p10": tenths[0], "p90": tenths[8]}
+    return {"name": name, **{key: round(number, 3) for key, number in numbers.items()}, "tries": len(values)}
+
+
+class InstantDevice:
+    """An engine's device whose every token is 5, at once."""
+
+    num_compiles = 0
+    pool_lost = False
+
+    def __init__(self, num_rows: int):
+        ones = np.ones(num_rows, np.int32)
+        flags = np.ones((num_rows, 1), bool)
+        self._out = StepOutput(5 * ones[:, None], ones, flags[:, 0], flags)
+
+    def resident(self, arrays):
+        """The same arrays."""
+        return arrays
+
+    def advance(self, decoding, chunks) -> Hidden:
+        """Nothing."""
+        return Hidden(None, None)
+
+    def draw(self, hidden, picks, rows, num_logprobs: int) -> StepOutput:
+        """The same tokens."""
+        return self._out
+
+    def copy_blocks(self, copies) -> None:
+        """Nothing."""
+
+    def fetch(self, out):
+        """What it is given."""
+        return out
+
+
+def loaded_engine(num_running: int, windows: tuple[int, ...], prefill_tokens: int = 512, device=None) -> Engine:
+    """An engine in which `num_running` answers of endless length are under way, from prompts of their own."""
+    context, num_slots = 8192, num_running + 8
+    regime, num_blocks = (lambda length: ()), num_slots * context // BLOCK_SIZE
+    shapes = ShapePlan(num_slots, context // BLOCK_SIZE, prefill_tokens, 8, 8)
+    memory = Memory(num_blocks + 1, windows, BLOCK_SIZE, regime, keep=True)
+    limits = Limits(context, num_slots, 32000, BLOCK_SIZE, num_blocks, 8)
+    engine = Engine(device or InstantDevice(num_slots), memory, shapes, limits)
+    for index in range(num_running):
+        engine.submit(Ask([index, *range(300)], SamplingParams(max_tokens=None), [index]))
+    while engine.filling or engine.waiting:
+        engine.step()
+    assert len(engine.running) == num_running
+    return engine
+
+
+def step_times(engine: Engine, count: int, before: Callable = lambda: None) -> list[float]:
+    """Microseconds of each of `count` steps; `before` is called ahead of each, and not timed."""
+    times = []
+    for _ in range(count):
+        before()
+        start = time.perf_counter()
+        engine.step()
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def means(times: list[float]) -> list[float]:
+    """The means of runs of `BLOCK_SIZE` steps, in each of which every sequence enters a block once."""
+    runs = range(0, len(times) - BLOCK_SIZE + 1, BLOCK_SIZE)
+    return [statistics.mean(times[start : start + BLOCK_SIZE]) for start in runs]
+
+
+def engine_steps() -> list[dict]:
+    """A figure for each load: answers that go on, prompts that enter beside them, and many who wait."""
+    figures = []
+
+    def add(name: str, times: list[float]) -> None:
+        figures.append(figure_of(f"engine/{name}", "us_per_step", means(times)))
+
+    for num_running in (1, 8, 64):
+        add(f"decode/{num_running}", step_times(loaded_engine(num_running, (0,)), 800))
+    add("decode/64/2-groups", step_times(loaded_engine(64, (0, 512)), 800))
+    engine = loaded_engine(64, (0,))
+    serial = iter(range(1000, 100_000))
+
+    def one_more():
+        """One prompt of 256 tokens, half of them cached, with an answer of 4."""
+        tokens = [*range(128), *[next(serial) % 32000] * 128]
+        engine.submit(Ask(tokens, SamplingParams(max_tokens=4), [0]))
+
+    add("mixed/64", step_times(engine, 800, one_more))
+    for num_waiting in (10, 10_000):
+        engine = loaded_engine(64, (0,))
+        for index in range(num_waiting + 8):
+            engine.submit(Ask([7, index, *range(6000)][:6000], SamplingParams(max_tokens=None), [0]))
+        for _ in range(200):  # those for whom there are slots enter
+            engine.step()
+        add(f"decode/72/{num_waiting}-waiting", step_times(engine, 400))
+    return figures
+
+
+BENCHMARKS = {"radix": radix, "engine": engine_steps}
 
 
 def main() -> None:

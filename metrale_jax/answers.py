@@ -10,7 +10,7 @@ from metrale_jax.engine.admission import Ask
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.request import Request, RequestMetrics
 from metrale_jax.results import GenerationResult, Usage
-from metrale_jax.sampling.constraints import Constraint
+from metrale_jax.rules import Rules
 from metrale_jax.sampling.params import SamplingParams, seed_bits
 from metrale_jax.text.answer import AnswerText
 from metrale_jax.text.tokenizer import Tokenizer
@@ -42,29 +42,25 @@ class Answer:
 
     def __init__(self, params: SamplingParams, seed: int, tokenizer: Tokenizer | None):
         self.params, self.seed = params, seed
-        self._texts = [AnswerText(tokenizer, params) if tokenizer else None for _ in range(params.n)]
+        self._tokenizer = tokenizer
+        self._texts = [_Text(tokenizer, params) if tokenizer else None for _ in range(params.n)]
         self._requests: list[Request] = []
         self._error: MetraleError | None = None
+        self._echoed = not params.echo
         self.num_taken = 0
 
-    def submit(
-        self,
-        engine: Engine,
-        prompt: Sequence[int],
-        eos_token_ids: tuple[int, ...],
-        bad_words: Sequence[Sequence[int]] = (),
-        structure: Constraint | None = None,
-    ) -> None:
-        """Queues the requests; all or none. `bad_words` are token ids, `structure` what a structured form allows."""
+    def submit(self, engine: Engine, prompt: Sequence[int], eos_token_ids: tuple[int, ...], rules: Rules) -> None:
+        """Queues the requests; all or none."""
         self._requests = engine.submit(
             Ask(
                 prompt=prompt,
                 params=self.params,
                 seeds=[seed_bits(self.seed, sample) for sample in range(self.params.n)],
                 eos_token_ids=eos_token_ids,
-                watches=[text.push if text else None for text in self._texts],
-                bad_words=bad_words,
-                structure=structure,
+                # Without stop strings nothing in the text ends an answer, and it can wait until somebody asks for it.
+                watches=[text.watch if text and self.params.stop else None for text in self._texts],
+                bad_words=rules.bad_words,
+                structure=rules.structure,
             )
         )
 
@@ -95,31 +91,84 @@ class Answer:
     def take(self) -> tuple[str, tuple[int, ...]]:
         """Text and token ids of the first answer that are new since the last call."""
         request, text = self._requests[0], self._texts[0]
-        if request.finished and text:
-            text.close()
         tokens = tuple(request.output[self.num_taken :])
         self.num_taken = len(request.output)
-        return text.take() if text else "", tokens
+        if text is None:
+            return "", tokens
+        text.follow(request.output, request.finished)
+        echo, self._echoed = "" if self._echoed else self._prompt_text(), True
+        return echo + text.take(), tokens
 
     def result(self) -> GenerationResult:
         """The finished answer. Call once all is `finished`."""
         if self._error is not None:
             empty = RequestMetrics(0.0, 0.0, 0.0, 0)
             return GenerationResult("", (), (), "error", Usage(0, 0, 0), empty, self.seed, self._error)
-        first, *others = (self._result(i) for i in range(self.params.n))
+        if self.params.beam_width:
+            results = self._found(self._requests[0])
+        else:
+            results = [self._result(i, request, request.output) for i, request in enumerate(self._requests)]
+        first, *others = results
         return replace(first, others=tuple(others)) if others else first
 
-    def _result(self, index: int) -> GenerationResult:
-        request, text = self._requests[index], self._texts[index]
+    def _found(self, request: Request) -> list[GenerationResult]:
+        if not request.hypotheses:
+            return [self._result(0, request, request.output)]
+        return [
+            replace(
+                self._result(index, request, item.tokens),
+                score=item.score,
+                finish_reason="stop" if item.tokens[-1] in request.stop_ids else "length",
+            )
+            for index, item in enumerate(request.hypotheses)
+        ]
+
+    def _result(self, index: int, request: Request, tokens: Sequence[int]) -> GenerationResult:
+        text = self._texts[index]
         if text:
-            text.close()
+            text.follow(tokens, finished=True)
         return GenerationResult(
-            text=text.whole if text else "",
-            token_ids=tuple(request.output),
+            text=(self._prompt_text() if self.params.echo else "") + text.whole if text else "",
+            token_ids=tuple(tokens),
             logprobs=tuple(request.logprobs),
             finish_reason=request.finish_reason,
-            usage=Usage(len(request.prompt), request.cached_tokens, len(request.output)),
+            usage=Usage(len(request.prompt), request.cached_tokens, len(tokens)),
             metrics=request.metrics(),
             seed=request.seed,
             error=request.error,
+            prompt_token_ids=request.prompt,
+            prompt_logprobs=tuple(request.prompt_logprobs),
         )
+
+    def _prompt_text(self) -> str:
+        return self._tokenizer.decode(self._requests[0].prompt, self.params.skip_special_tokens)
+
+
+class _Text:
+    """An answer's text, from tokens as they stand or, where nothing in it can end the answer, when asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams):
+        self._answer = AnswerText(tokenizer, params)
+        self._num_pushed = 0
+
+    def watch(self, tokens: list[int]) -> bool:
+        """Takes tokens that stand; whether they complete a stop string."""
+        self._num_pushed += len(tokens)
+        return self._answer.push(tokens)
+
+    def follow(self, tokens: Sequence[int], finished: bool) -> None:
+        """Takes those of the answer's `tokens` that it has not seen."""
+        new = list(tokens[self._num_pushed :])
+        if new:
+            self.watch(new)
+        if finished:
+            self._answer.close()
+
+    def take(self) -> str:
+        """The text decided since the last call."""
+        return self._answer.take()
+
+    @property
+    def whole(self) -> str:
+        """All text decided so far."""
+        return self._answer.whole

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from metrale_jax.convert import add_convert
     from metrale_jax.llm import LLMConfig
     from metrale_jax.sampling.params import SamplingParams
 
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
     for name, module in SERVING_COMMANDS.items():
         _add_serving(commands, name, importlib.import_module(module))
+    add_convert(commands, EPILOG)
     return parser
 
 

@@ -10,20 +10,24 @@ import jax.numpy as jnp
 
 from metrale_jax.checkpoint.plan import load_plan, spec_leaves
 from metrale_jax.core.errors import TextError
+from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import make_model
+from metrale_jax.runtime import chosen_dtype
 
 
 def describe_checkpoint(path: Path, dtype: str | None, block_size: int) -> Iterator[tuple[str, str]]:
     """(name, value) rows about the checkpoint at `path`; raises as loading it would. `dtype` None is the file's own."""
+    EngineConfig(block_size=block_size)  # refuses what no engine could run with
     checkpoint = open_checkpoint(path)
     try:
+        stored = chosen_dtype(dtype, checkpoint.config.dtype)
         plan = load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
         yield from _model(checkpoint)
         yield "file", f"{path}"
         yield "tensors", f"{len(checkpoint.source.tensors())} ({_size(plan.num_bytes)} once read)"
-        yield from _memory(checkpoint, dtype or checkpoint.config.dtype, block_size)
+        yield from _memory(checkpoint, stored, block_size)
         yield "tokenizer", _tokenizer(checkpoint)
     finally:
         checkpoint.source.close()

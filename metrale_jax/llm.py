@@ -20,10 +20,12 @@ from metrale_jax.engine.warmup import all_programs, compile_programs, first_prog
 from metrale_jax.evaluation import chunked_logits, token_nlls
 from metrale_jax.progress import TerminalProgress, silent
 from metrale_jax.results import GenerationResult, StreamPiece
+from metrale_jax.rules import RuleCompiler
 from metrale_jax.runtime import ENGINE_SETTINGS, LoadedModel, load_model, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
+from pallas_kernels.shapes import ceil_div
 
 Prompt = str | Sequence[int]
 
@@ -41,8 +43,9 @@ class LLMConfig:
     max_sequences: int = 32
     max_context_tokens: int | None = None
     block_size: int = 16
-    kv_cache_mib: int = 384
+    kv_cache_mib: int = 256
     prefill_tokens: int = 512
+    prefix_cache: bool = True
     compile_cache: str | Path | None = None
     cache_dir: str | Path | None = None
 
@@ -74,6 +77,7 @@ class LLM:
         )
         self.engine = make_engine(self.loaded.steps, self.loaded.params, self._engine_config(self.loaded.steps))
         self._lock = RLock()
+        self._rules = RuleCompiler(lambda: self.tokenizer, self.loaded.config.vocab_size, self.loaded.eos_token_ids)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -123,8 +127,11 @@ class LLM:
         Joined, the pieces are the result's text. Raises `RequestError` at once for a prompt that cannot be served.
         """
         one = params or SamplingParams()
-        if one.n != 1:
-            raise RequestError(f"n={one.n} answers cannot share one stream; ask for one, or use generate.")
+        if one.n != 1 or one.beam_width:
+            raise RequestError(
+                f"n={one.n} answers with beam_width={one.beam_width} cannot share one stream; ask for one that is "
+                "drawn, or use generate."
+            )
         return self._pieces(self._submitted(prompt, one, alone=True))
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
@@ -164,11 +171,20 @@ class LLM:
             block_size=self.config.block_size,
             kv_cache_bytes=mebibytes << 20,
             prefill_tokens=self.config.prefill_tokens,
+            prefix_cache=self.config.prefix_cache,
         )
 
     def _engine_config(self, steps: Steps) -> EngineConfig:
+        layout = steps.model.layout
+        block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+        least = ceil_div(3 * block, 1 << 20)
+        if self.config.kv_cache_mib < least:
+            raise ConfigError(
+                f"kv_cache_mib={self.config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or "
+                "more."
+            )
         limits = self._engine_limits(steps.model.config.max_context_tokens)
-        return within_pool(steps.model.layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
+        return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
         plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))
@@ -187,8 +203,11 @@ class LLM:
         try:
             if params.stop and self.loaded.tokenizer is None:
                 raise TextError(f"stop={params.stop!r} needs a tokenizer, and the model has none; use stop_token_ids.")
+            if params.echo and self.loaded.tokenizer is None:
+                raise TextError("echo=True needs a tokenizer, and the model has none; join the token ids instead.")
+            rules, tokens = self._rules.rules(params), self._token_ids(prompt)
             with self._lock:
-                answer.submit(self.engine, self._token_ids(prompt), self.loaded.eos_token_ids)
+                answer.submit(self.engine, tokens, self.loaded.eos_token_ids, rules)
         except MetraleError as error:
             if alone:
                 raise

@@ -10,6 +10,7 @@ from typing import Any
 
 from metrale_jax.checkpoint.gguf_file import GgufFile, open_gguf
 from metrale_jax.checkpoint.gguf_source import GgufSource, gguf_names
+from metrale_jax.checkpoint.orbax_source import OrbaxSource, is_store, stored_specs
 from metrale_jax.checkpoint.safetensors_source import SafetensorsSource
 from metrale_jax.checkpoint.source import AbstractTensorSource
 from metrale_jax.core.config import ModelConfig
@@ -17,10 +18,11 @@ from metrale_jax.core.errors import CheckpointError, ConfigError
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.models.family import Family
 from metrale_jax.models.hf_config import RawConfig
-from metrale_jax.models.registry import ARCHITECTURES, GGUF_ARCHITECTURES, family_for
+from metrale_jax.models.registry import ARCHITECTURES, GGUF_ARCHITECTURES, class_of, family_for
 from metrale_jax.text.tokenizer import Tokenizer
 
 HEAD = "lm_head.weight"
+STORED_HEAD = "head"  # the leaf of `DecoderParams`, by which a store of finished params names it
 # Small tensors of a GGUF that are configuration: they carry factors of rotary embeddings.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -29,7 +31,8 @@ ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 class Checkpoint:
     """A checkpoint opened and understood, its weights not yet read.
 
-    `tokenizer()` makes the tokenizer, or raises TextError where the files hold none.
+    `tokenizer()` makes the tokenizer, or raises TextError where the files hold none. `values` are the fields of a
+    config.json that describes the model, its class under `architectures` included.
     """
 
     path: Path
@@ -38,10 +41,11 @@ class Checkpoint:
     source: AbstractTensorSource
     ignored: tuple[str, ...]
     tokenizer: Callable[[], Tokenizer]
+    values: Mapping[str, Any]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A Hugging Face directory or a .gguf file, by what it is. Raises `MetraleError`s that name what is wrong."""
+    """A Hugging Face directory, one that `convert` wrote, or a .gguf file. Raises `MetraleError`s naming the fault."""
     if path.is_file() and path.suffix == ".gguf":
         return _open_gguf(path)
     if path.is_dir() and not (path / "config.json").exists():
@@ -56,16 +60,17 @@ def read_config(path: Path) -> tuple[Family, RawConfig]:
     directory = path if path.is_dir() else path.parent
     values = _read_json(directory / "config.json")
     names = values.get("architectures") or []
-    if len(names) != 1:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(
-            f"architectures={names!r} in {directory / 'config.json'} does not name one model class; correct it."
+            f"architectures={names!r} (model_type={values.get('model_type')!r}) in {directory / 'config.json'} "
+            "does not name one model class; correct it."
         )
     family = family_for(names[0], ARCHITECTURES)
     generation = directory / "generation_config.json"
     extra = _read_json(generation) if generation.exists() else {}
     stops = [*_listed(values.get("eos_token_id")), *_listed(extra.get("eos_token_id"))]
     if stops:
-        values["eos_token_id"] = list(dict.fromkeys(stops))
+        values["eos_token_id"] = [stop for i, stop in enumerate(stops) if stop not in stops[:i]]
     return family, RawConfig(values, family.defaults, str(directory / "config.json"))
 
 
@@ -80,7 +85,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} does not exist; point at a directory with a config.json, or at a .gguf file."
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}); check that it is a file and its permissions."
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}); download it again.") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}, expected a JSON object; download it again.")
@@ -89,11 +98,18 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _open_directory(path: Path) -> Checkpoint:
     family, raw = read_config(path)
-    source = SafetensorsSource(path)
-    _tie_as_the_file_says(raw, HEAD in source.tensors())
+    stored = is_store(path)
+    source = OrbaxSource(path) if stored else SafetensorsSource(path)
+    _tie_as_the_file_says(raw, (STORED_HEAD if stored else HEAD) in source.tensors())
     description = family.describe(raw)
     return Checkpoint(
-        path, description.config, description.specs, source, family.ignored, lambda: Tokenizer.from_directory(path)
+        path=path,
+        config=description.config,
+        specs=stored_specs(description.specs) if stored else description.specs,
+        source=source,
+        ignored=family.ignored,
+        tokenizer=lambda: Tokenizer.from_directory(path if path.is_dir() else path.parent),
+        values=raw.values,
     )
 
 
@@ -118,8 +134,15 @@ def _open_gguf(path: Path) -> Checkpoint:
     description = family.describe(raw)
     source = _gguf_source(file, family, description)
     ignored = (*family.ignored, *(re.escape(name) for name in small))
+    model_class = class_of(GGUF_ARCHITECTURES[file.architecture])
     return Checkpoint(
-        path, description.config, description.specs, source, ignored, lambda: tokenizer_from_gguf(file.fields)
+        path=path,
+        config=description.config,
+        specs=description.specs,
+        source=source,
+        ignored=ignored,
+        tokenizer=lambda: tokenizer_from_gguf(file.fields),
+        values={**raw.values, "architectures": [model_class]},
     )
 
 

@@ -23,9 +23,11 @@ class GenerationResult:
     """One prompt's answer.
 
     `text` leaves out the stop that ended it and special tokens; `token_ids` hold every drawn token, an ending stop id
-    included. `logprobs` has one entry a token where they were asked for, else it is empty. `finish_reason` is "stop",
-    "length", "abort" or "error", and then `error` says why. `seed` reproduces the answer. With n > 1 the other
-    answers are in `others`; `choices` lists all.
+    included. `logprobs` has one entry a token where they were asked for, else it is empty; `prompt_logprobs` one for
+    each of `prompt_token_ids` after the first. With `echo` the prompt's text comes first in `text`. `finish_reason` is
+    "stop", "length", "abort" or "error"; `error` says why the last came, and that a deadline ended an answer. `seed`
+    reproduces the answer, `score` is what a beam search ranked it by. With n > 1 the other answers are in `others`;
+    `choices` lists all.
     """
 
     text: str
@@ -37,6 +39,9 @@ class GenerationResult:
     seed: int
     error: MetraleError | None = None
     others: tuple["GenerationResult", ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    score: float | None = None
 
     @property
     def choices(self) -> tuple["GenerationResult", ...]:

@@ -5,9 +5,13 @@ This and what stands on it (`LLM`, the command line) are the composition root: d
 own settings are looked at here and passed down as values.
 """
 
+import ctypes
+import gc
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,17 +85,18 @@ def load_model(
         name, cache_dir or default_cache_dir(), progress=lambda done, total: progress("download", done, total)
     )
     checkpoint = open_checkpoint(path)
-    try:
+    with _quiet_memory(), closing(checkpoint.source):
         load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
         device = device or jax.devices()[0]
         platform = PLATFORM_NAMES[device.platform]
-        dtype = _chosen_dtype(dtype, platform, checkpoint.config.dtype)
+        dtype = chosen_dtype(dtype, "float32" if platform == "cpu" else checkpoint.config.dtype)
         config = _bounded(checkpoint.config, max_context_tokens)
         # XLA's CPU compiler writes to narrow arrays by converting the whole pool to float32 and back.
         kv_dtype = "float32" if platform == "cpu" else dtype
         steps = Steps(make_model(config, platform, block_size, kv_dtype))
-        with ThreadPoolExecutor(max_workers=1) as aside:
+        with ThreadPoolExecutor(max_workers=2) as aside:
             warming = aside.submit(warm, steps, abstract_params(checkpoint.specs, dtype))
+            reading = aside.submit(_tokenizer, checkpoint)
             params = load_params(
                 checkpoint.specs,
                 checkpoint.source,
@@ -99,10 +104,8 @@ def load_model(
                 lambda array, spec: jax.device_put(array, device),
                 lambda done, total: progress("load", done, total),
             )
-            tokenizer, error = _tokenizer(checkpoint)
+            tokenizer, error = reading.result()
             warming.result()
-    finally:
-        checkpoint.source.close()
     return LoadedModel(steps, params, device, tokenizer, error, path)
 
 
@@ -127,11 +130,36 @@ def use_compile_cache(directory: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def _chosen_dtype(dtype: str | None, platform: str, stored: str) -> str:
-    name = dtype or ("float32" if platform == "cpu" else stored)
+@contextmanager
+def _quiet_memory() -> Iterator[None]:
+    """A load during which nothing is collected, and after which what compiling and reading freed goes to the system.
+
+    Tracing makes hundreds of thousands of objects that live on; each full collection would walk them all.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+        release_freed_memory()
+
+
+def release_freed_memory() -> None:
+    """Nothing; memory that was freed leaves the process. The C library keeps it otherwise, in an arena per thread."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own; other C libraries keep little
+        if trim is not None:
+            trim(0)
+
+
+def chosen_dtype(dtype: str | None, default: str) -> str:
+    """The name of a dtype to run in, `default` where none is asked for. Raises `ConfigError` for others."""
+    name = dtype or default
     name = np.dtype(name).name if isinstance(name, type) else str(name)
     if name not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}; choose one, or None for the default.")
+        raise ConfigError(f"dtype={name!r} is not one of {', '.join(DTYPES)}; choose one, or None for the default.")
     return name
 
 

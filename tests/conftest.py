@@ -73,3 +73,17 @@ def golden():
 def nan_pool():
     """The `fill` that makes pools of NaN."""
     return nan_fill
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints how many cells of the solo matrix passed, model by model and in all."""
+    totals: dict[str, list[int]] = {}
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "solo_cells":
+                model, passed, wanted = value
+                for key in (model, "all models"):
+                    before = totals.get(key, (0, 0))
+                    totals[key] = [before[0] + passed, before[1] + wanted]
+    for model, (passed, wanted) in totals.items():
+        terminalreporter.write_line(f"solo matrix, {model}: {passed} of {wanted} cells gave the solo tokens")

@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 import threading
 
 import numpy as np
@@ -231,3 +232,88 @@ def test_narrow_dtypes_run(golden):
         assert (
             len(llm.generate([prompt], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))[0].token_ids) == 3
         )
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "people": {"type": "integer", "maximum": 99}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+
+
+def test_answers_keep_to_their_structure_in_any_company(smollm2):
+    prompt = "The capital of France is"
+    plain = SamplingParams(temperature=0, max_tokens=12)
+    params = [
+        SamplingParams(temperature=1.0, seed=3, max_tokens=64, json_schema=CITY),
+        SamplingParams(temperature=0, max_tokens=32, regex=r"[0-9]{3}-[a-c]{1,3}!"),
+        SamplingParams(temperature=2.0, seed=1, max_tokens=32, choice=["yes", "no", "perhaps"]),
+        SamplingParams(temperature=0, max_tokens=32, grammar='root ::= "<" [a-z]{4} ">"'),
+        plain,
+    ]
+    together = smollm2.generate([prompt] * 5, params)
+    city = json.loads(together[0].text)
+    assert set(city) == {"city", "people"} and isinstance(city["people"], int)
+    assert re.fullmatch(r"[0-9]{3}-[a-c]{1,3}!", together[1].text)
+    assert together[2].text in ("yes", "no", "perhaps")
+    assert re.fullmatch("<[a-z]{4}>", together[3].text)
+    assert {result.finish_reason for result in together[:4]} == {"stop"}
+    for result, one in zip(together, params, strict=True):
+        assert result.token_ids == smollm2.generate(prompt, one)[0].token_ids, one
+    with pytest.raises(RequestError, match="regex"):
+        smollm2.generate(prompt, SamplingParams(regex="(unclosed"))
+    with pytest.raises(RequestError, match="min_tokens=3"):
+        smollm2.generate(prompt, SamplingParams(regex="a+", min_tokens=3))
+
+
+def test_bad_words_never_come_and_penalties_change_the_answer(smollm2):
+    prompt = "The capital of France is"
+    free = smollm2.generate(prompt, SamplingParams(temperature=0, max_tokens=8))[0]
+    assert "Paris" in free.text
+    held = smollm2.generate(prompt, SamplingParams(temperature=0, max_tokens=8, bad_words=["Paris"]))[0]
+    assert "Paris" not in held.text
+    wanted = smollm2.tokenizer.encode(" London", add_special_tokens=False)
+    biased = smollm2.generate(prompt, SamplingParams(temperature=0, max_tokens=4, logit_bias={wanted[0]: 100}))[0]
+    assert biased.token_ids[:2] == (wanted[0],) * 2
+    banned = SamplingParams(temperature=0, max_tokens=8, logit_bias={wanted[0]: 100}, frequency_penalty=2.0)
+    assert smollm2.generate(prompt, banned)[0].token_ids[0] == wanted[0]
+
+
+def test_a_prompt_is_echoed_and_scored_whether_it_was_cached_or_not(smollm2):
+    ids = smollm2.tokenizer.encode("The capital of France is Paris, and the capital of Italy is Rome. " * 2)
+    scored = SamplingParams(temperature=0, max_tokens=4, echo=True, logprobs=2, prompt_logprobs=2)
+    first, second = smollm2.generate(ids, scored)[0], smollm2.generate(ids, scored)[0]
+    plain = smollm2.generate(ids, SamplingParams(temperature=0, max_tokens=4))[0]
+    assert first.text == second.text == smollm2.tokenizer.decode(ids) + plain.text
+    assert "".join(smollm2.stream(ids, scored)) == first.text
+    assert plain.usage.cached_tokens == (len(ids) - 1) // 16 * 16
+    assert len(first.prompt_logprobs) == len(ids) - 1 and first.prompt_token_ids == tuple(ids)
+    logits = smollm2.logits(ids)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    for entry, again, row, token in zip(first.prompt_logprobs, second.prompt_logprobs, expected, ids[1:], strict=False):
+        assert entry.token_id == token and entry == again
+        assert abs(entry.logprob - row[token]) < 1e-3
+        assert [value for _, value in entry.top] == pytest.approx(np.sort(row)[::-1][:2].tolist(), abs=1e-3)
+
+
+def test_beams_come_back_best_first_with_their_scores(tiny, smollm2):
+    params = SamplingParams(beam_width=3, n=3, max_tokens=6, ignore_eos=True)
+    result = smollm2.generate("The capital of France is", params)[0]
+    assert len(result.choices) == 3
+    scores = [choice.score for choice in result.choices]
+    assert scores == sorted(scores, reverse=True)
+    assert len({choice.text for choice in result.choices}) == 3 and "Paris" in result.text
+    with pytest.raises(RequestError, match="beam_width=3 cannot share one stream"):
+        smollm2.stream("x", params)
+
+
+def test_answers_of_one_prompt_run_it_once(smollm2):
+    ids = smollm2.tokenizer.encode("Completely new words: zebra, quartz, violin, umbrella, nutmeg.")
+    before = smollm2.engine.stats().prompt_tokens
+    result = smollm2.generate(ids, SamplingParams(n=4, temperature=1.0, seed=5, max_tokens=5, ignore_eos=True))[0]
+    assert smollm2.engine.stats().prompt_tokens - before == len(ids)
+    assert len({choice.token_ids for choice in result.choices}) > 1
+    for choice in result.choices:
+        alone = SamplingParams(temperature=1.0, seed=choice.seed, max_tokens=5, ignore_eos=True)
+        assert smollm2.generate(ids, alone)[0].token_ids == choice.token_ids

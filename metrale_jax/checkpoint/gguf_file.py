@@ -45,13 +45,14 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file's metadata and tensor table; `data` is the whole file, memory-mapped, read-only."""
+    """A GGUF file's metadata and tensor table; `data` is the whole file as `mapping` maps it, read-only."""
 
     path: Path
     architecture: str
     fields: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
     data: np.ndarray
+    mapping: mmap.mmap | bytes
 
     def raw(self, name: str) -> np.ndarray:
         """The bytes of a tensor, a view `[num_bytes]` of the mapped file."""
@@ -109,7 +110,7 @@ def _parse(path: Path, data: mmap.mmap | bytes) -> GgufFile:
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
         raise CheckpointError(f"{path} does not name its architecture in general.architecture; it cannot be loaded.")
-    return GgufFile(path, architecture, fields, tensors, np.frombuffer(data, np.uint8))
+    return GgufFile(path, architecture, fields, tensors, np.frombuffer(data, np.uint8), data)
 
 
 def _entry(cursor: "_Cursor") -> tuple[str, tuple[int, ...], int, int]:

@@ -9,7 +9,7 @@ from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
 
 from metrale_jax.checkpoint.gguf_blocks import can_dequantise, dequantise
 from metrale_jax.checkpoint.gguf_file import GgufFile, GgufTensor
-from metrale_jax.checkpoint.source import AbstractTensorSource, TensorInfo, aligned_empty
+from metrale_jax.checkpoint.source import AbstractTensorSource, TensorInfo, aligned_empty, release_pages
 from metrale_jax.core.errors import CheckpointError
 
 Undo = Callable[[np.ndarray], np.ndarray]
@@ -66,12 +66,20 @@ class GgufSource(AbstractTensorSource):
 
     def read(self, name: str) -> np.ndarray:
         """The tensor in float32 (integers and float64 as stored), what the converter did to it undone."""
-        with self._lock:
-            file = self._file
-        assert file is not None, f"{self._path} was closed before {name} was read"
-        tensor, raw = file.tensors[self._names[name]], file.raw(self._names[name])
+        file, gguf_name = self._open(name)
+        tensor, raw = file.tensors[gguf_name], file.raw(gguf_name)
         array = _decoded(tensor, raw)
         return self._undo[name](array) if name in self._undo else array
+
+    def read_into(self, name: str, out: np.ndarray) -> None:
+        """Nothing; `out` holds the tensor, dequantised in place where it can be, and the file's pages are let go."""
+        file, gguf_name = self._open(name)
+        tensor = file.tensors[gguf_name]
+        if name in self._undo or out.dtype != np.float32 or tensor.quant_type in _AS_STORED:
+            np.copyto(out, self.read(name), casting="unsafe")
+        else:
+            dequantise(file.raw(gguf_name), tensor.quant_type, out)
+        release_pages(file.mapping, tensor.offset, tensor.offset + tensor.num_bytes)
 
     def location(self, name: str) -> str:
         """The file, with the name and format that the tensor has there."""
@@ -82,6 +90,12 @@ class GgufSource(AbstractTensorSource):
         """Nothing; the file's mapping goes once no view of it is left."""
         with self._lock:
             self._file = None
+
+    def _open(self, name: str) -> tuple[GgufFile, str]:
+        with self._lock:
+            file = self._file
+        assert file is not None, f"{self._path} was closed before {name} was read"
+        return file, self._names[name]
 
 
 def _info(file: GgufFile, gguf_name: str) -> TensorInfo:

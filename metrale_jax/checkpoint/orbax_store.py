@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from metrale_jax.core.errors import CheckpointError
 
@@ -54,16 +55,35 @@ def restore_params(path: Path, abstract):
     wanted = _by_path(abstract)
     _check_store(path)
     with ocp.StandardCheckpointer() as checkpointer:
-        try:
-            stored = checkpointer.metadata(path / _PARAMS).item_metadata.tree
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise _unreadable(path, error) from error
-        _check_leaves(path, wanted, stored)
+        _check_leaves(path, wanted, _stored(path, checkpointer))
         try:
             restored = checkpointer.restore(path / _PARAMS, wanted)
         except (OSError, ValueError, KeyError) as error:
             raise _unreadable(path, error) from error
     return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
+
+
+def store_leaves(path: Path) -> dict[str, Any]:
+    """What the store holds, by path in its tree: things with `shape` and `dtype`. Reads no array."""
+    import orbax.checkpoint as ocp
+
+    path = Path(path).absolute()
+    _check_store(path)
+    with ocp.StandardCheckpointer() as checkpointer:
+        return dict(_stored(path, checkpointer))
+
+
+def restore_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Every array of the store in host memory, as it was saved, by path in its tree."""
+    import orbax.checkpoint as ocp
+
+    path = Path(path).absolute()
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in store_leaves(path)}
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        try:
+            return checkpointer.restore(path / _PARAMS, restore_args=as_numpy)
+        except (OSError, ValueError, KeyError) as error:
+            raise _unreadable(path, error) from error
 
 
 def restore_metadata(path: Path) -> dict[str, Any]:
@@ -82,6 +102,13 @@ def _by_path(tree) -> dict[str, Any]:
     leaves = {jax.tree_util.keystr(keys, simple=True, separator="/"): leaf for keys, leaf in pairs}
     assert len(leaves) == len(pairs), "two leaves of the tree have one path; keys must not hold a slash"
     return leaves
+
+
+def _stored(path: Path, checkpointer) -> Mapping[str, Any]:
+    try:
+        return checkpointer.metadata(path / _PARAMS).item_metadata.tree
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:

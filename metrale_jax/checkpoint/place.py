@@ -77,22 +77,30 @@ def read_param(spec: ParamSpec, source: AbstractTensorSource, dtype: np.dtype) -
     A transform computes in the one dtype of file and run, and in float32 where the two differ, so that it rounds once.
     """
     dtype = np.dtype(np.float32) if spec.keep_float32 else dtype
-    arrays = [source.read(item.name) for item in spec.sources]
     with np.errstate(over="ignore", invalid="ignore"):
-        if spec.transform is stacked_rows and len(arrays) > 1:
-            # The commonest transform writes straight into the final buffer, conversion included.
+        if spec.transform in (identity, stacked_rows):
+            # The commonest transforms write straight into the final buffer, conversion included.
             array = aligned_empty(spec.shape, dtype)
-            np.concatenate(arrays, axis=0, out=array, casting="unsafe")
+            _stack_into(array, spec, source)
         else:
-            array = _transformed(spec, arrays, dtype)
+            array = _transformed(spec, [source.read(item.name) for item in spec.sources], dtype)
     assert array.shape == spec.shape, f"{spec.sources}: the transform made {array.shape}, not {spec.shape}"
     if not _all_finite(array):
         raise _not_finite(spec, source, dtype)
     return array
 
 
+def _stack_into(array: np.ndarray, spec: ParamSpec, source: AbstractTensorSource) -> None:
+    row = 0
+    for item in spec.sources:
+        # One source may be a scalar; several have rows.
+        rows = item.shape[0] if len(spec.sources) > 1 else 0
+        source.read_into(item.name, array[row : row + rows] if rows else array)
+        row += rows
+
+
 def _transformed(spec: ParamSpec, arrays: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    if spec.transform is not identity and {array.dtype for array in arrays} != {dtype}:
+    if {array.dtype for array in arrays} != {dtype}:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
     array = spec.transform(*arrays)
     return array if array.dtype == dtype and array.flags.c_contiguous else _copied(array, dtype)

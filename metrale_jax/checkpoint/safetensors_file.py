@@ -7,6 +7,7 @@ overlap.
 
 import json
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from metrale_jax.checkpoint.source import TensorInfo, map_file, named_dtype
+from metrale_jax.checkpoint.source import TensorInfo, map_file, named_dtype, release_pages
 from metrale_jax.core.errors import CheckpointError
 
 _MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
 _AGAIN = "Download or save it again."
+_COPY_BYTES = 4 << 20
 
 # The format's dtype names -> numpy names (ml_dtypes included).
 _DTYPES = {
@@ -38,17 +40,28 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """One file: what it holds, and where each tensor starts in `data`, the mapped bytes of the whole file."""
+    """One file: what it holds, and where each tensor starts in `data`, the whole file as `mapping` maps it."""
 
     path: Path
     infos: Mapping[str, TensorInfo]
     offsets: Mapping[str, int]
     data: np.ndarray
+    mapping: mmap.mmap | bytes
 
     def view(self, name: str) -> np.ndarray:
         """The tensor as a read-only view of the mapped file."""
         info, start = self.infos[name], self.offsets[name]
         return self.data[start : start + info.num_bytes].view(named_dtype(info.dtype)).reshape(info.shape)
+
+    def copy_into(self, name: str, out: np.ndarray) -> None:
+        """Nothing; `out` (C-contiguous) holds the tensor, converted. Of the file no more than a chunk is in memory."""
+        values, start = self.view(name).reshape(-1), self.offsets[name]
+        step, flat = max(1, _COPY_BYTES // values.itemsize), out.reshape(-1)
+        for at in range(0, values.size, step):
+            chunk = values[at : at + step]
+            np.copyto(flat[at : at + step], chunk, casting="unsafe")
+            begin = start + at * values.itemsize
+            release_pages(self.mapping, begin, begin + chunk.nbytes)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
@@ -70,7 +83,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         infos[name], spans[name] = _checked(path, name, entry)
     _check_tiling(path, spans, len(data) - start)
     offsets = {name: start + begin for name, (begin, _) in spans.items()}
-    return SafetensorsFile(path, infos, offsets, np.frombuffer(data, np.uint8))
+    return SafetensorsFile(path, infos, offsets, np.frombuffer(data, np.uint8), data)
 
 
 def _header(path: Path, text: bytes) -> dict[str, Any]:

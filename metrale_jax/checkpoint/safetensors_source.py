@@ -48,9 +48,11 @@ class SafetensorsSource(AbstractTensorSource):
 
     def read(self, name: str) -> np.ndarray:
         """A read-only view of the mapped file; its pages are read when touched."""
-        file = self._file_of.get(name)
-        assert file is not None, f"{self._path} was closed, or never held {name}"
-        return file.view(name)
+        return self._holder(name).view(name)
+
+    def read_into(self, name: str, out: np.ndarray) -> None:
+        """Nothing; `out` holds the tensor, and the file's pages that were read are let go."""
+        self._holder(name).copy_into(name, out)
 
     def location(self, name: str) -> str:
         """The shard that holds the tensor, or the checkpoint's path if none does."""
@@ -60,6 +62,11 @@ class SafetensorsSource(AbstractTensorSource):
     def close(self) -> None:
         """Nothing; a file's mapping goes once no view of it is left."""
         self._file_of = {}
+
+    def _holder(self, name: str) -> SafetensorsFile:
+        file = self._file_of.get(name)
+        assert file is not None, f"{self._path} was closed, or never held {name}"
+        return file
 
 
 def _open_directory(directory: Path) -> list[SafetensorsFile]:

@@ -37,6 +37,10 @@ class AbstractTensorSource(ABC):
     def read(self, name: str) -> np.ndarray:
         """The tensor as an array: a read-only view of the file where the format allows, else a fresh array."""
 
+    def read_into(self, name: str, out: np.ndarray) -> None:
+        """Nothing; `out` (C-contiguous, of the tensor's shape) holds its values, converted. Files may do it cheaper."""
+        np.copyto(out, self.read(name), casting="unsafe")
+
     @abstractmethod
     def location(self, name: str) -> str:
         """Where the tensor lies, for an error message: the file and, where it differs, the name used there."""
@@ -58,6 +62,17 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(num_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
+
+
+def release_pages(mapping: mmap.mmap | bytes, start: int, stop: int) -> None:
+    """Nothing; pages of a mapped file that were read for `start:stop` no longer count as this process's memory.
+
+    They stay in the system's cache, and views of them stay valid: touched again, they are mapped again.
+    """
+    advice = getattr(mmap, "MADV_DONTNEED", None)  # a promise of Linux and macOS; elsewhere the pages stay
+    first = start - start % mmap.PAGESIZE
+    if advice is not None and isinstance(mapping, mmap.mmap) and stop > first:
+        mapping.madvise(advice, first, stop - first)
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:

@@ -61,6 +61,8 @@ class Device:
     def __init__(self, steps: Steps, params: DecoderParams, num_blocks: int, shapes: ShapePlan, fill: Callable = zeros):
         self._steps, self._params = steps, params
         self._head = head_of(params)
+        self._programs: dict[tuple, Callable] = {}
+        self._zeros: dict[int, jax.Array] = {}
         layout = steps.model.layout
         self._fresh_pool = partial(make_pool, layout, (num_blocks,) * len(layout.groups), fill)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
@@ -87,33 +89,37 @@ class Device:
 
     def advance(self, decoding: Rows | None, chunks: Chunks | None) -> Hidden:
         """Runs the last tokens of `decoding` and the tokens of `chunks`; one of them may be None."""
-        decode = () if decoding is None else decode_rows(decoding)
-        fill = () if chunks is None else chunk_rows(chunks)
-        self.pool, ends, rows = self._steps.run("advance", self._params, self.pool, self.last_tokens, decode, fill)
+        decode = () if decoding is None else decode_rows(decoding, self._none(len(decoding.seq_lens)))
+        fill = () if chunks is None else chunk_rows(chunks, self._none(len(chunks.lengths)))
+        sizes = decoding and len(decoding.seq_lens), chunks and (len(chunks.tokens), len(chunks.lengths))
+        arguments = self._params, self.pool, self.last_tokens, decode, fill
+        self.pool, ends, rows = self._run("advance", sizes, *arguments)
         return Hidden(ends, rows)
 
     def draw(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_logprobs: int) -> StepOutput:
         """A token for each of `rows`, drawn from `hidden.ends[picks]`, or from all of them in order where None."""
-        ends = self._picked(hidden, picks)
-        self.last_tokens, out = self._steps.run(
-            "finish", self._head, self.last_tokens, ends, rows, num_logprobs=num_logprobs
-        )
+        sizes = len(rows.positions), isinstance(rows.sampling.extras, tuple)
+        arguments = self._head, self.last_tokens, self._picked(hidden, picks), rows
+        self.last_tokens, out = self._run("finish", sizes, *arguments, num_logprobs=num_logprobs)
         return out
 
     def candidates(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_top: int) -> Candidates:
         """The `num_top` likeliest tokens of each of `rows`, of which none is drawn."""
-        return self._steps.run("candidates", self._head, self._picked(hidden, picks), rows, num_top=num_top)
+        sizes = len(rows.positions), isinstance(rows.sampling.extras, tuple)
+        return self._run("candidates", sizes, self._head, self._picked(hidden, picks), rows, num_top=num_top)
 
     def _picked(self, hidden: Hidden, picks: np.ndarray | None) -> Any:
-        return hidden.ends if picks is None else self._steps.run("pick_rows", hidden.ends, picks)
+        if picks is None:
+            return hidden.ends
+        return self._run("pick_rows", (len(hidden.ends), len(picks)), hidden.ends, picks)
 
     def score(self, hidden: Hidden, targets: np.ndarray, num_logprobs: int) -> Any:
         """Log-probabilities of `targets [T]`, one after each prompt token run, and of the likeliest tokens."""
-        return self._steps.run("prompt_scores", self._head, hidden.chunks, targets, num_top=num_logprobs)
+        return self._run("prompt_scores", (len(targets),), self._head, hidden.chunks, targets, num_top=num_logprobs)
 
     def put_tokens(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Sets the tokens that `slots` run next."""
-        self.last_tokens = self._steps.run("put_tokens", self.last_tokens, slots, tokens)
+        self.last_tokens = self._run("put_tokens", (len(slots),), self.last_tokens, slots, tokens)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copies blocks, before any step that is dispatched later."""
@@ -121,7 +127,22 @@ class Device:
             sources, targets = (tuple(np.zeros((self.num_groups, COPIES), np.int32)) for _ in range(2))
             for column, copy in enumerate(copies[start : start + COPIES]):
                 sources[copy.group][column], targets[copy.group][column] = copy.source, copy.target
-            self.pool = self._steps.run("copy_blocks", self.pool, sources, targets)
+            self.pool = self._run("copy_blocks", (), self.pool, sources, targets)
+
+    def _run(self, name: str, sizes: tuple, *arguments, **static) -> Any:
+        """The results of a program, which is found by `sizes`: nothing else of its arguments' shapes varies over one
+        pool, and to look at them all costs more than all that the host does for eight sequences. A program raises
+        TypeError for shapes that it was not compiled for."""
+        key = (name, sizes, *static.values())
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._steps.executable(name, *arguments, **static)
+        return program(*arguments)
+
+    def _none(self, size: int) -> jax.Array:
+        if size not in self._zeros:
+            self._zeros[size] = jax.device_put(np.zeros(size, np.int32))
+        return self._zeros[size]
 
     @staticmethod
     def fetch(out: Any) -> Any:
@@ -139,18 +160,17 @@ def head_of(params: DecoderParams) -> DecoderParams:
     return DecoderParams(params.embed, (), (), params.head)
 
 
-def decode_rows(rows: Rows) -> DecodeRows:
-    """`rows` as `advance` takes them to decode."""
-    return DecodeRows(_state(rows), rows.slots)
+def decode_rows(rows: Rows, none: Any) -> DecodeRows:
+    """`rows` as `advance` takes them to decode; `none` are as many zeros."""
+    return DecodeRows(_state(rows, none), rows.slots)
 
 
-def chunk_rows(chunks: Chunks) -> ChunkRows:
-    """`chunks` as `advance` takes them."""
-    return ChunkRows(_state(chunks.rows), chunks.tokens, chunks.lengths)
+def chunk_rows(chunks: Chunks, none: Any) -> ChunkRows:
+    """`chunks` as `advance` takes them; `none` are as many zeros as rows."""
+    return ChunkRows(_state(chunks.rows, none), chunks.tokens, chunks.lengths)
 
 
-def _state(rows: Rows) -> SequenceState:
-    none = np.zeros(len(rows.seq_lens), np.int32)
+def _state(rows: Rows, none: Any) -> SequenceState:
     return SequenceState(
         seq_len=rows.seq_lens,
         prompt_len=rows.known_lens,

@@ -1,36 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Draws`: the arrays that decoding rows need, kept on the device for as long as the same requests decode."""
+"""`Draws`: the arrays that decoding rows need, kept for as long as the same requests decode."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from metrale_jax.core.errors import MetraleError
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.arrays import padded, step_rows
 from metrale_jax.engine.buckets import ShapePlan
-from metrale_jax.engine.device import Device, Hidden, Rows
+from metrale_jax.engine.columns import SamplingColumns, sampling_row
+from metrale_jax.engine.device import FAILURES, Device, Hidden, Rows
+from metrale_jax.engine.reader import own_error
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.sampling.params import MAX_LOGPROBS
-from metrale_jax.sampling.rows import SamplingRow, needs_extras, sampling_state
+from metrale_jax.sampling.rows import sampling_extras
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates, DrawRows
 from pallas_kernels.shapes import next_power_of_two
 
+# To put an array on the device by itself costs the host as much as to pass it to so many programs.
+RESIDENT_AFTER = 8
 Drawing = Sequence[tuple[int, Request]]
+
+
+class _Kept:
+    """Arrays that nobody writes to, passed to each step from the host until it pays to leave them on the device."""
+
+    def __init__(self, arrays: Any):
+        self._arrays, self._uses = arrays, 0
+
+    def on(self, device: Device) -> Any:
+        self._uses += 1
+        if self._uses == RESIDENT_AFTER:
+            self._arrays = device.resident(self._arrays)
+        return self._arrays
 
 
 @dataclass
 class _Drawn:
-    """What the last draw was made of: its requests, their rows on the device, and how much of each history is known."""
+    """What the last draw was made of: its requests, their rows, and how much of each history is known.
+
+    `rows` are slots, zeros for `DrawRows.pending`, and the state with all of its extras that stays; `history` and
+    `mask` are the others, None for a state without extras.
+    """
 
     requests: list[Request]
-    slots: Any
-    sampling: SamplingState
+    size: int
+    rows: _Kept
+    history: np.ndarray | None
+    mask: np.ndarray | None
     known: list[int]
     num_logprobs: int
 
@@ -40,13 +62,16 @@ class Draws:
 
     def __init__(self, slots: SlotTable, shapes: ShapePlan, limits: Limits):
         self._slots, self._shapes, self._limits = slots, shapes, limits
+        self._columns = SamplingColumns(shapes.num_slots, limits.vocab_size, shapes.stop_ids)
         self._decoding: list[Request] = []
         self._rows: Rows | None = None
+        self._places = self._tables = _Kept(())
+        self._tables_changed = False
         self._drawn: _Drawn | None = None
 
     def tables_changed(self) -> None:
         """To be called when a decoding request got or lost a block."""
-        self._rows = None
+        self._tables_changed = True
 
     def slots_changed(self) -> None:
         """To be called when a request got a slot: the same requests may decode in other ones."""
@@ -54,29 +79,33 @@ class Draws:
 
     def decode_rows(self, decoding: list[Request], size: int, device: Device) -> Rows:
         """The rows of `decoding`, padded to `size`."""
+        rows = self._rows
+        if rows is None or len(rows.slots) != size or decoding != self._decoding:
+            rows = self._rows = step_rows(decoding, size, self._slots)
+            self._decoding = list(decoding)
+            self._places, self._tables = _Kept((rows.slots, rows.known_lens)), _Kept(rows.tables)
+        elif self._tables_changed:
+            self._tables = _Kept(self._slots.rows(rows.slots))
+        self._tables_changed = False
+        slots, known_lens = self._places.on(device)
         seq_lens = padded([request.seq_len for request in decoding], size)
-        if self._rows is None or len(self._rows.seq_lens) != size or decoding != self._decoding:
-            rows = step_rows(decoding, size, self._slots)
-            places, known_lens, tables = device.resident((rows.slots, rows.known_lens, rows.tables))
-            self._decoding, self._rows = list(decoding), Rows(places, seq_lens, known_lens, tables)
-        return replace(self._rows, seq_lens=seq_lens)
+        return Rows(slots, seq_lens, known_lens, self._tables.on(device))
 
     def draw(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int) -> StepOutput:
         """A token for each of `drawing`, pairs of a row of `hidden.ends` and a request, in order."""
         size = self._shapes.row_bucket(len(drawing))
         requests = [request for _, request in drawing]
         drawn = self._drawn
-        if drawn is None or len(drawn.known) != size or requests != drawn.requests:
-            drawn = self._drawn = self._fresh(device, requests, size)
-        rows = _draw_rows(requests, size, drawn.slots, self._sampling(drawn))
+        if drawn is None or drawn.size != size or requests != drawn.requests:
+            drawn = self._drawn = self._fresh(requests, size)
+        rows = self._draw_rows(drawn, device)
         return device.draw(hidden, _picks(drawing, size, num_ends), rows, drawn.num_logprobs)
 
     def candidates(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int, num_top: int) -> Candidates:
         """The likeliest tokens of each of `drawing`, rows of one beam search."""
         size = self._shapes.row_bucket(len(drawing))
-        requests = [request for _, request in drawing]
-        drawn = self._fresh(device, requests, size)  # a beam's past is another's at the next step
-        rows = _draw_rows(requests, size, drawn.slots, drawn.sampling)
+        drawn = self._fresh([request for _, request in drawing], size)  # a beam's past is another's at the next step
+        rows = self._draw_rows(drawn, device)
         most = min(next_power_of_two(num_top), self._limits.vocab_size)
         return device.candidates(hidden, _picks(drawing, size, num_ends), rows, most)
 
@@ -84,38 +113,30 @@ class Draws:
         """How many likeliest tokens a program returns for `wanted`: all that may be asked for, or none."""
         return min(MAX_LOGPROBS, self._limits.vocab_size) if wanted >= 0 else 0
 
-    def _fresh(self, device: Device, requests: list[Request], size: int) -> _Drawn:
-        extras = any(needs_extras(request.params) for request in requests)
-        rows = [
-            SamplingRow(
-                params=request.params,
-                seed=request.seed,
-                stop_ids=sorted(request.stop_ids),
-                prompt_len=len(request.prompt),
-                tokens=request.tokens(0, request.num_tokens) if extras else (),
-                mask=request.fixed_mask,
-            )
-            for request in requests
-        ]
-        history_len = self._limits.max_context_tokens if extras else 0
-        wide = [*rows, *[None] * (size - len(rows))]
-        sampling = sampling_state(wide, self._limits.vocab_size, self._shapes.stop_ids, history_len)
-        kept = device.resident(sampling.replace(extras=()))
-        if extras:
-            still = device.resident(sampling.extras.replace(history=(), mask=()))
-            extras = still.replace(history=sampling.extras.history, mask=sampling.extras.mask)
-            kept = kept.replace(extras=extras)
-        wanted = max(-1 if r.params.logprobs is None else r.params.logprobs for r in requests)
-        slots = device.resident(padded([request.slot for request in requests], size))
-        known = [request.num_tokens for request in requests] + [0] * (size - len(requests))
-        return _Drawn(list(requests), slots, kept, known, self.num_logprobs(wanted))
+    def _fresh(self, requests: list[Request], size: int) -> _Drawn:
+        slots = padded([request.slot for request in requests], size)
+        sampling, history, mask, known = self._columns.rows(requests, slots), None, None, []
+        if self._columns.extras[slots].any():
+            rows = [sampling_row(request, request.tokens(0, request.num_tokens)) for request in requests]
+            wide = [*rows, *[None] * (size - len(rows))]
+            extras = sampling_extras(wide, self._limits.vocab_size, self._limits.max_context_tokens)
+            history, mask, known = extras.history, extras.mask, [request.num_tokens for request in requests]
+            sampling = sampling.replace(extras=extras.replace(history=(), mask=()))
+        num_logprobs = self.num_logprobs(int(self._columns.logprobs[slots].max()))
+        rows = _Kept((slots, np.zeros(size, bool), sampling))
+        return _Drawn(list(requests), size, rows, history, mask, known, num_logprobs)
 
-    def _sampling(self, drawn: _Drawn) -> SamplingState:
+    def _draw_rows(self, drawn: _Drawn, device: Device) -> DrawRows:
+        slots, pending, sampling = drawn.rows.on(device)
+        if drawn.history is not None:  # else nobody looks at what is pending
+            pending = padded([request.in_flight > 1 for request in drawn.requests], drawn.size).astype(bool)
+            sampling = self._with_history(drawn, sampling)
+        positions = padded([request.seq_len for request in drawn.requests], drawn.size)
+        return DrawRows(slots, positions, pending, sampling)
+
+    def _with_history(self, drawn: _Drawn, sampling: SamplingState) -> SamplingState:
         """The state with histories and masks as they are now; the device may still read those of earlier steps."""
-        extras = drawn.sampling.extras
-        if isinstance(extras, tuple):
-            return drawn.sampling
-        history, mask = extras.history.copy(), extras.mask.copy()
+        history, mask = drawn.history.copy(), drawn.mask.copy()
         for row, request in enumerate(drawn.requests):
             start, stop = drawn.known[row], request.num_tokens
             if stop > start:
@@ -123,18 +144,8 @@ class Draws:
                 drawn.known[row] = stop
             if request.constraint is not None and not request.finished:
                 mask[row] = _mask(request)
-        drawn.sampling = drawn.sampling.replace(extras=extras.replace(history=history, mask=mask))
-        return drawn.sampling
-
-
-def _draw_rows(requests: list[Request], size: int, slots: Any, sampling: SamplingState) -> DrawRows:
-    pending = [request.seq_len > request.num_tokens for request in requests]
-    return DrawRows(
-        slots=slots,
-        positions=padded([request.seq_len for request in requests], size),
-        pending=np.asarray(pending + [False] * (size - len(requests))),
-        sampling=sampling,
-    )
+        drawn.history, drawn.mask = history, mask
+        return sampling.replace(extras=sampling.extras.replace(history=history, mask=mask))
 
 
 def _picks(drawing: Drawing, size: int, num_ends: int) -> np.ndarray | None:
@@ -147,6 +158,6 @@ def _mask(request: Request) -> np.ndarray | int:
     """The words of what may be drawn; none where the rule itself fails, which ends its own request alone."""
     try:
         return request.constraint.mask()
-    except MetraleError as error:
-        request.error = error
+    except FAILURES as error:
+        request.error = own_error(request, error)
         return 0

@@ -40,7 +40,8 @@ class Lease:
 
     `windows[g]` is group g's sliding window in tokens, 0 for none. A lease on cached blocks is born with their
     `tables`, a reference on each, and the `pin` on them: both are the lease's to give back. `forked` says that the
-    next write may be to a block that another lease holds too.
+    next write may be to a block that another lease holds too. `capacity` counts the tokens that fit without a call of
+    `grow`: 0 after a fork, since the next write may need a copy.
     """
 
     allocators: tuple[BlockAllocator, ...]
@@ -50,15 +51,12 @@ class Lease:
     released: bool = False
     pin: AbstractPin | None = None
     forked: bool = False
+    capacity: int = field(init=False)
 
     def __post_init__(self):
         if not self.tables:
             self.tables = [[] for _ in self.allocators]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit without a call of `grow`; 0 after a fork, since the next write may need a copy."""
-        return 0 if self.forked else len(self.tables[0]) * self.block_size
+        self.capacity = 0 if self.forked else len(self.tables[0]) * self.block_size
 
     def missing(self, num_tokens: int) -> int:
         """Most blocks that any group lacks to hold `num_tokens`."""
@@ -90,9 +88,12 @@ class Lease:
                 table[index] = own
             table.extend(allocator.allocate(missing))
         self.forked = False
+        self.capacity = len(self.tables[0]) * self.block_size
         return copies
 
     def _shared(self, allocator: BlockAllocator, table: list[int], written: int) -> list[int]:
+        if not self.forked:
+            return []
         later = range(written // self.block_size, len(table))
         return [index for index in later if table[index] and allocator.shared(table[index])]
 
@@ -116,7 +117,7 @@ class Lease:
             allocator.share(table)
         tables = [list(table) for table in self.tables]
         pin = self.pin.fork() if self.pin else None
-        self.forked = True
+        self.forked, self.capacity = True, 0
         return Lease(self.allocators, self.windows, self.block_size, tables, pin=pin, forked=True)
 
     def release(self) -> None:

@@ -107,7 +107,19 @@ class Engine:
         return bool(self.waiting or self.filling or self.running or self._unread)
 
     def step(self) -> bool:
-        """Plans and launches one step, reads what is due, and says whether work is left."""
+        """Plans and launches one step, reads what is due, and says whether work is left.
+
+        Whatever it raises, an interrupt while it waits for the device, the engine goes on with the next call: what was
+        under way is run again.
+        """
+        try:
+            self._step()
+        except BaseException:
+            self._recover((), "", pool_lost=True)
+            raise
+        return self.has_work
+
+    def _step(self) -> None:
         began = self.clock()
         self._end_late_ones(began)
         decoding, copies = self._rows_with_room()
@@ -122,7 +134,6 @@ class Engine:
         while len(self._unread) > num_launched:
             self._read_oldest()
         self.counters.time_step(planned - began, launched - planned, self.clock() - launched)
-        return self.has_work
 
     def stats(self) -> EngineStats:
         """How the engine stands now."""
@@ -158,9 +169,7 @@ class Engine:
         copies: dict[Request, list[BlockCopy]] = {}
         while True:
             decoding = [request for request in self.running.values() if request.wants_more]
-            for request in decoding:
-                if request.seq_len < request.lease.capacity:
-                    continue
+            for request in [one for one in decoding if one.seq_len >= one.lease.capacity]:
                 changed = request.lease.drop_behind_windows(request.seq_len)
                 first = len(request.lease.tables[0])
                 grown = self.memory.grow(request, request.seq_len + 1)
@@ -210,6 +219,8 @@ class Engine:
     # Prefilling: whose prompt goes on, and who enters.
 
     def _planned_chunks(self, num_decoding: int) -> list[Chunk]:
+        if not self.filling and not self.waiting:
+            return []
         offered: dict[int, Request] = {}
         view = View(
             filling=[Filling(request.request_id, request.remaining) for request in self.filling],
@@ -241,6 +252,7 @@ class Engine:
             if refused == request.request_id and self.memory.num_available <= blocks and self.slots.num_free <= slots:
                 return  # nothing was given back since it did not fit
             self.waiting.pop()
+            request.followers = [one for one in request.followers if not one.finished]
             request.known_len = max(request.known_len, len(request.prompt))
             missing = self.memory.begin(request)
             offered[request.request_id] = request
@@ -253,7 +265,7 @@ class Engine:
             one.slot = self.slots.claim()
             one.started_at = one.started_at or self.clock()
         self.slots.write(request.slot, request.lease)
-        if not request.output:
+        if not request.output and not request.num_preemptions:
             request.cached_tokens = request.seq_len
             self.counters.count_prompt(len(request.prompt), request.cached_tokens)
         self.filling.append(request)
@@ -303,17 +315,19 @@ class Engine:
             self._read_all()
             if resets != self._num_resets:
                 return Launched(None, ())  # this step's pool is lost as well
+        searching = search_rows(drawing)
         searches = tuple(
             (
                 search,
                 [request for _, request in rows],
                 self._draws.candidates(self.device, hidden, rows, sizes.num_ends, search.num_candidates),
             )
-            for search, rows in search_rows(drawing)
+            for search, rows in searching
         )
-        drawing = [(row, request) for row, request in drawing if request.search is None]
+        if searching:
+            drawing = [(row, request) for row, request in drawing if request.search is None]
         out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends) if drawing else None
-        by_row = tuple((row, request) for row, (_, request) in enumerate(drawing))
+        by_row = tuple(enumerate([request for _, request in drawing]))
         return Launched(out, by_row, scores, tuple(chunks) if scores is not None else (), searches)
 
     def _scores(self, hidden, chunks: list[Chunk], sizes):
@@ -391,7 +405,7 @@ class Engine:
             self._advance_search(search, rows, candidates)
         if host is None:
             return
-        if not all(host.finite[row] for row, _ in launched.rows):
+        if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
             self.memory.forget()  # what made it may be among the kept blocks
         ended = list(read_tokens(host, launched.rows, self.clock()))
         self.counters.generated_tokens += len(launched.rows)

@@ -58,10 +58,11 @@ class Memory:
         """Room for `num_tokens` in the request's lease, and the copies that its next write needs; None if even
         eviction leaves too few blocks."""
         wanted = request.lease.wanted(num_tokens, request.seq_len)
-        groups = zip(self.allocators, self.tree.num_evictable, wanted, strict=True)
-        if any(allocator.num_free + evictable < count for allocator, evictable, count in groups):
-            return None
-        self.tree.evict(wanted)
+        short = [count - allocator.num_free for allocator, count in zip(self.allocators, wanted, strict=True)]
+        if max(short) > 0:
+            if any(count > evictable for count, evictable in zip(short, self.tree.num_evictable, strict=True)):
+                return None
+            self.tree.evict(wanted)
         return request.lease.grow(num_tokens, request.seq_len)
 
     def keep(self, request: Request) -> None:

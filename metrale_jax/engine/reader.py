@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Sequence
 
 from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.engine.device import FAILURES
 from metrale_jax.engine.request import Request, TokenLogprob
 from metrale_jax.steps.outcome import StepOutput
 
@@ -34,21 +35,31 @@ def read_tokens(
                 request.first_token_at = now
             if request.params.logprobs is not None:
                 request.logprobs.append(_logprob(host, row, column, token, request.params.logprobs))
-            reason, error = _ended(request, token)
-            if reason:
-                yield request, reason, error
+            ended = _ended(request, token)
+            if ended is not None:
+                yield request, *ended
                 break
 
 
-def _ended(request: Request, token: int) -> tuple[str, MetraleError | None]:
+def _ended(request: Request, token: int) -> tuple[str, MetraleError | None] | None:
     try:
         if request.constraint is not None:
             request.constraint.accept(token)
         if token in request.stop_ids or (request.watch is not None and request.watch([token])):
             return "stop", None
-    except MetraleError as error:
-        return "error", error
-    return ("length" if len(request.output) >= request.max_tokens else ""), None
+    except FAILURES as error:
+        return "error", own_error(request, error)
+    return ("length", None) if len(request.output) >= request.max_tokens else None
+
+
+def own_error(request: Request, error: Exception) -> MetraleError:
+    """The error of a request whose own watch or constraint raised `error`: others are not to pay for it."""
+    if isinstance(error, MetraleError):
+        return error
+    return RequestError(
+        f"request {request.request_id}: its watch or constraint raised {error!r} after {request.num_tokens} tokens; "
+        "mend that, or leave it out."
+    )
 
 
 def not_finite(request: Request) -> RequestError:
@@ -76,7 +87,8 @@ def read_prompt_scores(scores, chunk: Sequence[tuple[Request, int]]) -> None:
     start = 0
     for request, size in chunk:
         count = request.params.prompt_logprobs
-        if count is not None and not request.finish_reason:
+        # One that runs again, answer and all, has them already, or has left them to the one it was forked from.
+        if count is not None and not request.output and not request.finish_reason:
             wanted = len(request.prompt) - 1 - len(request.prompt_logprobs)
             for row in range(start, start + min(size, wanted)):
                 token = request.prompt[len(request.prompt_logprobs) + 1]

@@ -41,7 +41,7 @@ class RequestMetrics:
         return (num_tokens - 1) / span if num_tokens > 1 and span > 0 else 0.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """A prompt on its way to an answer.
 

@@ -111,9 +111,9 @@ class _Plan:
         head, model = head_of(self.params), self.steps.model.config
         match program:
             case Advance(rows, tokens, chunks):
-                decoding = decode_rows(self._rows(rows)) if rows else ()
+                decoding = decode_rows(self._rows(rows), _ints(rows)) if rows else ()
                 filling = _ints(tokens), _ints(chunks)
-                fill = chunk_rows(Chunks(self._rows(chunks), *filling)) if chunks else ()
+                fill = chunk_rows(Chunks(self._rows(chunks), *filling), _ints(chunks)) if chunks else ()
                 self.steps.executable("advance", self.params, self.pool, self.last_tokens, decoding, fill)
             case Draw(rows, extras, num_logprobs):
                 history_len = self.config.max_context_tokens if extras else 0

@@ -41,8 +41,8 @@ def describe(raw: RawConfig) -> Description:
 
 
 def _ropes(raw: RawConfig) -> dict:
-    nested = raw.get("rope_parameters") or {}
-    whole = {**(nested.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
+    nested = raw.table("rope_parameters")
+    whole = {**(nested.get("full_attention") or {}), **raw.table("rope_scaling")}
     local = dict(nested.get("sliding_attention") or {})
     local.setdefault("rope_theta", raw.get("rope_local_base_freq", LOCAL_THETA))
     width = head_dim_of(raw)

@@ -54,6 +54,13 @@ class RawConfig:
             raise self._wrong(key, value, f"one of {sorted(allowed)}")
         return value
 
+    def table(self, key: str) -> Mapping[str, Any]:
+        """A JSON object; empty where the field is absent."""
+        value = self.values.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, value, "an object")
+        return value
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One id or a list of them; empty where the field is absent."""
         value = self.values.get(key)

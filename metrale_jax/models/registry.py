@@ -41,3 +41,8 @@ def family_for(architecture: str, table: Mapping[str, str] = ARCHITECTURES) -> F
     if architecture not in table:
         raise Unsupported(f"architecture {architecture!r} is not supported; supported are {sorted(table)}.")
     return importlib.import_module(f"metrale_jax.models.{table[architecture]}").FAMILY
+
+
+def class_of(module: str) -> str:
+    """What transformers calls the model class of a family's module."""
+    return next(name for name, family in ARCHITECTURES.items() if family == module)

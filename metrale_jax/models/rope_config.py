@@ -179,4 +179,4 @@ def parse_rope(raw: RawConfig, params: Mapping[str, Any], head_dim: int, default
 
 def rope_params(raw: RawConfig) -> Mapping[str, Any]:
     """The flat rope fields under their old (`rope_scaling`) or new (`rope_parameters`) name; the old one wins."""
-    return raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    return raw.table("rope_scaling") or raw.table("rope_parameters")

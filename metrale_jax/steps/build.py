@@ -68,7 +68,7 @@ class Steps:
     def __init__(self, model: Model):
         self.model = model
         self._made: dict[tuple, Future] = {}
-        self._lock = Lock()
+        self._lock, self._tracing = Lock(), Lock()
 
     @property
     def num_compiles(self) -> int:
@@ -92,7 +92,11 @@ class Steps:
                 future = self._made[key] = Future()
         if mine:
             try:
-                future.set_result(self._jitted(name, static).lower(*arguments).compile())
+                # One at a time: what is traced for one program may be reused by the next, and a program's text, which
+                # compiled ones are found again by, must not depend on who traced first.
+                with self._tracing:
+                    lowered = self._jitted(name, static).lower(*arguments)
+                future.set_result(lowered.compile())
             except BaseException as error:
                 with self._lock:
                     del self._made[key]

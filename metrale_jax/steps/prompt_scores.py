@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How likely a model finds each token of a prompt, a few rows at a time: logits of all of them never exist at once."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -15,12 +17,13 @@ PIECE_ROWS = 64
 
 @struct.dataclass
 class PromptScores:
-    """For each of `T` tokens: float32 `logprobs`, int32 `ranks` from 1, and the likeliest `[T, k]` in their place."""
+    """For each of `T` tokens: float32 `logprobs [T]`, int32 `ranks [T]` from 1, and int32 `top_ids [T, k]` with their
+    float32 `top_logprobs`."""
 
-    logprobs: Float[Array, " T"]
-    ranks: Int[Array, " T"]
-    top_ids: Int[Array, "T k"]
-    top_logprobs: Float[Array, "T k"]
+    logprobs: Any
+    ranks: Any
+    top_ids: Any
+    top_logprobs: Any
 
 
 def prompt_logprobs(

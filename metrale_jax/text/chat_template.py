@@ -8,6 +8,7 @@ Templates are untrusted code and run in Jinja's immutable sandbox, in the enviro
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn, final
 
 import jinja2
@@ -47,6 +48,15 @@ class ChatTemplate:
     def exists(self) -> bool:
         """Whether there is any template."""
         return bool(self._sources)
+
+    def save(self, directory: Path) -> None:
+        """Nothing; `directory` holds the templates in the files that transformers gives them."""
+        for name, source in self._sources.items():
+            path = directory / "chat_template.jinja"
+            if name != "default":
+                path = directory / "additional_chat_templates" / f"{name}.jinja"
+                path.parent.mkdir(exist_ok=True)
+            path.write_text(source, encoding="utf-8")
 
     def render(
         self,

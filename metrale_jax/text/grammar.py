@@ -54,7 +54,8 @@ class GrammarConstraint:
         """
         if self.is_complete:
             return self._eos_ids
-        drawable = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        # The library's words may go on past the vocabulary.
+        drawable = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._text_ids.size]
         if self._matcher.is_error():
             raise self._stuck()
         words = drawable & self._text_ids

@@ -46,6 +46,21 @@ class Tokenizer:
         """The same tokenizer with `template` (Jinja source) in the place of its own chat templates."""
         return Tokenizer(self._backend, self._special_tokens, {"default": template})
 
+    def save(self, directory: Path) -> None:
+        """Nothing; `directory` holds the files from which `from_directory` reads this tokenizer.
+
+        Ids that end a turn beyond the tokenizer's own eos belong in a generation_config.json, which is the model's.
+        """
+        directory = Path(directory)
+        self._backend.save(str(directory / "tokenizer.json"))
+        named = dict(self._special_tokens.strings)
+        extra = {name: named.pop(name) for name in list(named) if not name.endswith("_token")}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+        if extra:
+            config["extra_special_tokens"] = extra
+        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        self._chat_template.save(directory)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Special tokens spelt out in it become their ids, in every case.
 

@@ -62,12 +62,21 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
         raise TextError(f"{path} is not JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):
         raise TextError(f"{path} holds a {type(content).__name__} where an object is needed. Download it again.")
     return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(f"{path} is not UTF-8 text ({error}). Download it again.") from error
+    except OSError as error:
+        raise TextError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
 
 
 def _by_id(tokens: dict[str, Any]) -> list[tuple[int, Any]]:
@@ -126,7 +135,7 @@ def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
     if (directory / "chat_template.jinja").is_file():
         named["default"] = directory / "chat_template.jinja"
     if named:
-        return {name: path.read_text(encoding="utf-8") for name, path in named.items()}
+        return {name: _read_text(path) for name, path in named.items()}
     stored = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template") or {}
     if isinstance(stored, str):
         return {"default": stored}

@@ -18,11 +18,14 @@ from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.generate import generate_tokens
-from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.sampling.constraints import Constraint
+from metrale_jax.sampling.params import SamplingParams, seed_bits
 
 CONFIG = EngineConfig(
     max_sequences=8, max_context_tokens=64, block_size=8, kv_cache_bytes=1 << 30, prefill_tokens=64, prefill_rows=4
 )
+# Room for prompts of many blocks, that one step takes whole.
+LONG = replace(CONFIG, max_sequences=9, max_context_tokens=144, prefill_tokens=128)
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
@@ -40,11 +43,13 @@ class Job:
 class WideShapes(ShapePlan):
     """Every step of the largest size, whatever its budget: few programs serve a whole model."""
 
+    chunk_tokens: int = CONFIG.prefill_tokens
+
     def row_bucket(self, count: int) -> int:
         return self.num_slots
 
     def advance(self, num_decoding: int, num_tokens: int, num_chunks: int) -> Advance:
-        chunks = (CONFIG.prefill_tokens, self.prefill_rows) if num_chunks else (0, 0)
+        chunks = (self.chunk_tokens, self.prefill_rows) if num_chunks else (0, 0)
         return Advance(self.num_slots if num_decoding else 0, *chunks)
 
 
@@ -64,8 +69,13 @@ class PaddedSteps:
             num_rows = self._shapes.row_bucket(1)
         state = jax.tree.map(np.asarray, state)
         tables = tuple(widened(table, self._shapes.table_width, 0) for table in state.block_tables)
-        stops = widened(state.sampling.stop_ids, self._shapes.stop_ids, self.model.config.vocab_size)
-        state = state.replace(block_tables=tables, sampling=state.sampling.replace(stop_ids=stops))
+        sampling = state.sampling
+        stops = widened(sampling.stop_ids, self._shapes.stop_ids, self.model.config.vocab_size)
+        extras = sampling.extras
+        if not isinstance(extras, tuple):
+            history_len = self._shapes.table_width * self.model.layout.block_size
+            extras = extras.replace(history=widened(extras.history, history_len, 0))
+        state = state.replace(block_tables=tables, sampling=sampling.replace(stop_ids=stops, extras=extras))
         state = jax.tree.map(lambda x: np.pad(x, [(0, num_rows - 1)] + [(0, 0)] * (x.ndim - 1)), state)
         pool, state, out = self._steps.run(name, params, pool, state, *chunk, num_logprobs=0)
         return pool, jax.tree.map(lambda x: np.asarray(x)[:1], state), out
@@ -76,25 +86,28 @@ def widened(table, width, value):
 
 
 class Kit:
-    """One checkpoint: engines over it, and `solo`, what `generate_tokens` gives for a job."""
+    """One checkpoint: engines over it, and `solo`, what `generate_tokens` gives for a job.
 
-    def __init__(self, golden, wide: bool):
-        self.golden, self.params, self.wide = golden, golden.params, wide
-        self.num_blocks = blocks_for(golden.layout, CONFIG)
+    Engines have the limits of `config`, whose `prefill_tokens` every chunk is padded to where `wide`.
+    """
+
+    def __init__(self, golden, wide: bool, config: EngineConfig = CONFIG):
+        self.golden, self.params, self.wide, self.config = golden, golden.params, wide, config
+        self.num_blocks = blocks_for(golden.layout, config)
         self._solo: dict[Job, list[int]] = {}
 
     def fill(self, spec):
         """Unwritten memory is NaN, and every pool is of the size that the programs were compiled for."""
         return jnp.full((spec.shape[0], self.num_blocks, *spec.shape[2:]), jnp.nan, spec.dtype)
 
-    def shapes(self, config: EngineConfig = CONFIG) -> ShapePlan:
+    def shapes(self, config: EngineConfig | None = None) -> ShapePlan:
         """The sizes of steps."""
-        shapes = make_shape_plan(config, 1)
-        return WideShapes(**vars(shapes)) if self.wide else shapes
+        shapes = make_shape_plan(config or self.config, 1)
+        return WideShapes(**vars(shapes), chunk_tokens=self.config.prefill_tokens) if self.wide else shapes
 
     def engine(self, prefill_tokens: int = 64, usable_blocks: int | None = None, params=None, **options) -> Engine:
         """A fresh engine that uses `usable_blocks` of its pool."""
-        config = replace(CONFIG, prefill_tokens=prefill_tokens, **options)
+        config = replace(self.config, prefill_tokens=prefill_tokens, **options)
         steps, model = self.golden.steps, self.golden.steps.model
         engine = make_engine(steps, params or self.params, config, self.fill, shapes=self.shapes(config))
         if usable_blocks is not None:
@@ -107,15 +120,17 @@ class Kit:
     def solo(self, job: Job) -> list[int]:
         """The answer to `job` alone."""
         if job not in self._solo:
-            steps = PaddedSteps(self.golden.steps, self.shapes())
-            stop_ids = () if job.params.ignore_eos else job.eos_token_ids
-            stop_ids = tuple(dict.fromkeys([*stop_ids, *job.params.stop_token_ids]))
-            room = CONFIG.max_context_tokens - len(job.prompt)
-            params = replace(job.params, max_tokens=min(job.params.max_tokens or room, room))
-            self._solo[job] = generate_tokens(
-                steps, self.params, job.prompt, params, job.seed, stop_ids, fill=self.fill
-            )
+            self._solo[job] = self.alone(job)
         return self._solo[job]
+
+    def alone(self, job: Job, structure: Constraint | None = None) -> list[int]:
+        """The answer to `job` alone that keeps to `structure`, worked out anew."""
+        steps = PaddedSteps(self.golden.steps, self.shapes())
+        stop_ids = () if job.params.ignore_eos else job.eos_token_ids
+        stop_ids = tuple(dict.fromkeys([*stop_ids, *job.params.stop_token_ids]))
+        room = self.config.max_context_tokens - len(job.prompt)
+        params = replace(job.params, max_tokens=min(job.params.max_tokens or room, room))
+        return generate_tokens(steps, self.params, job.prompt, params, job.seed, stop_ids, self.fill, structure)
 
     @staticmethod
     def job(prompt, params: SamplingParams = GREEDY, seed: int = 0, eos_token_ids: tuple[int, ...] = ()) -> Job:
@@ -123,9 +138,18 @@ class Kit:
         return Job(tuple(int(token) for token in prompt), params, seed, eos_token_ids)
 
     @staticmethod
-    def submit(engine: Engine, job: Job) -> Request:
-        """The request for `job`, queued."""
-        return engine.submit(Ask(job.prompt, job.params, [job.seed], job.eos_token_ids))[0]
+    def submit_all(engine: Engine, job: Job, structure: Constraint | None = None) -> list[Request]:
+        """The requests for the answers to `job`, queued."""
+        seeds = [seed_bits(job.seed, sample) for sample in range(job.params.n)]
+        words = job.params.bad_words
+        return engine.submit(
+            Ask(job.prompt, job.params, seeds, job.eos_token_ids, bad_words=words, structure=structure)
+        )
+
+    @staticmethod
+    def submit(engine: Engine, job: Job, structure: Constraint | None = None) -> Request:
+        """The request for the first answer to `job`, queued with the others."""
+        return Kit.submit_all(engine, job, structure)[0]
 
     @staticmethod
     def finish(engine: Engine, most_steps: int = 3000) -> None:
@@ -146,9 +170,10 @@ def kit(golden):
     """`kit(name)`: engines and solo answers of a checkpoint; `wide` pads all steps to their most rows."""
     made = {}
 
-    def make(name: str, wide: bool = True) -> Kit:
-        if (name, wide) not in made:
-            made[name, wide] = Kit(golden(name, CONFIG.block_size), wide)
-        return made[name, wide]
+    def make(name: str, wide: bool = True, config: EngineConfig = CONFIG) -> Kit:
+        key = name, wide, config
+        if key not in made:
+            made[key] = Kit(golden(name, config.block_size), wide, config)
+        return made[key]
 
     return make

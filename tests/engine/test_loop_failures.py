@@ -97,13 +97,18 @@ class Failing:
         self._steps, self._name, self._takes_pool = steps, name, takes_pool
         self._left = nth
 
-    def run(self, name, *arguments, **static):
-        self._left -= name == self._name
-        if name == self._name and self._left == 0:
-            if self._takes_pool:
-                jax.tree.map(lambda leaf: leaf.delete(), arguments[1])
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return self._steps.run(name, *arguments, **static)
+    def executable(self, name, *arguments, **static):
+        program = self._steps.executable(name, *arguments, **static)
+
+        def run(*arguments):
+            self._left -= name == self._name
+            if name == self._name and self._left == 0:
+                if self._takes_pool:
+                    jax.tree.map(lambda leaf: leaf.delete(), arguments[1])
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+            return program(*arguments)
+
+        return run
 
 
 @pytest.mark.parametrize(

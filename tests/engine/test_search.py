@@ -45,7 +45,7 @@ def test_searches_among_strangers_find_what_transformers_finds(kit, name):
         for length in (5, 17, 30)
     ]
     requests, found, mixed = [], [], []
-    for index, (ask, wanted) in enumerate(stored_searches(kit, name)):
+    for index, (ask, wanted) in enumerate(list(stored_searches(kit, name))[::3]):
         requests.append(engine.submit(ask)[0])
         found.append(wanted)
         if index % 5 == 0:

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host loop under any order of events, over a device whose memory proves who wrote it."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.engine.engine_world import World, random_job
+from tests.engine.fake_device import Violation
+
+CALLS = ("advance", "draw", "candidates", "score", "copy", "fetch")
+
+
+class Machine(RuleBasedStateMachine):
+    """Commands to one engine; what it must keep is checked after each, and at the end all answers."""
+
+    @initialize(random=st.randoms(use_true_random=False))
+    def start(self, random):
+        self.world = World(random.randint)
+
+    @rule(random=st.randoms(use_true_random=False), count=st.integers(1, 3))
+    def submit(self, random, count):
+        for _ in range(count):
+            self.world.submit(random_job(random.randint, self.world.num_slots))
+
+    @rule(count=st.integers(1, 9))
+    def step(self, count):
+        for _ in range(count):
+            self.world.step()
+
+    @rule(index=st.integers(0, 11))
+    def cancel(self, index):
+        self.world.cancel(index)
+
+    @rule(seconds=st.integers(1, 20))
+    def wait(self, seconds):
+        self.world.wait(seconds)
+
+    @rule(name=st.sampled_from(CALLS), nth=st.integers(0, 4), takes_pool=st.booleans())
+    def fail(self, name, nth, takes_pool):
+        self.world.fail(name, nth, takes_pool)
+
+    @rule(rows=st.integers(1, 7))
+    def break_rows(self, rows):
+        self.world.break_rows(rows)
+
+    @invariant()
+    def sound(self):
+        if "world" in vars(self):
+            self.world.check()
+
+    def teardown(self):
+        if "world" in vars(self):
+            self.world.finish()
+
+
+TestAnyOrder = Machine.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def load(seed: int, num_commands: int) -> World:
+    """A world after a random load; every second one without failures, so that all answers must be whole."""
+    rng = random.Random(seed)
+    world = World(rng.randint)
+    for _ in range(num_commands):
+        command = rng.random()
+        if command < 0.45:
+            world.submit(random_job(rng.randint, world.num_slots))
+        elif command < 0.8:
+            for _ in range(rng.randint(1, 7)):
+                world.step()
+        elif command < 0.87:
+            world.cancel(rng.randint(0, 11))
+        elif command < 0.94:
+            world.wait(rng.randint(1, 10))
+        elif seed % 2 and command < 0.96:
+            world.break_rows(rng.randint(1, 7))
+        elif seed % 2:
+            world.fail(rng.choice(CALLS), rng.randint(0, 4), rng.random() < 0.5)
+        world.check()
+    world.finish()
+    return world
+
+
+def test_random_loads_meet_every_event_and_give_solo_answers():
+    worlds = [load(seed, 60) for seed in range(60)]
+    sent = [one for world in worlds for one in world.sent]
+    requests = [one.request for one in sent]
+    reasons = {request.finish_reason for request in requests}
+    assert reasons == {"stop", "length", "abort", "error"}
+    assert {one.reason for one in sent} == {"stop", "length", "error"}
+    assert sum(world.steps for world in worlds) > 5000
+    assert sum(request.num_preemptions > 0 for request in requests) > 30
+    assert sum(request.cached_tokens for request in requests) > 1000
+    assert sum(world.device.num_copies for world in worlds) > 50
+    assert sum(world.device.num_failed for world in worlds) > 20
+    assert any(one.orphan and one.reason == one.request.finish_reason for one in sent)
+    assert any(request.search and request.hypotheses for request in requests)
+    broken = "watch is broken", "raised KeyError", "constraint is broken", "constraint is stuck"
+    for told in ("not finite", "INJECTED", "allow no token", "deadline", *broken):
+        assert any(told in str(request.error) for request in requests), told
+
+
+@pytest.mark.slow
+def test_millions_of_steps_give_solo_answers():
+    seed = steps = 0
+    while steps < 2_000_000:
+        seed += 1
+        steps += load(100_000 + seed, 200).steps
+
+
+def spoiled(change) -> None:
+    """Loads without failures in which `change(engine)` spoiled the engine before the first."""
+    for seed in range(0, 60, 2):
+        rng = random.Random(seed)
+        world = World(rng.randint)
+        change(world.engine)
+        for _ in range(40):
+            world.submit(random_job(rng.randint, world.num_slots))
+            for _ in range(rng.randint(0, 3)):
+                world.step()
+            world.check()
+        world.finish()
+
+
+def forget_copies(engine):
+    engine.device.copy_blocks = lambda copies: None
+
+
+def share_all_namespaces(engine):
+    begin = engine.memory.begin
+
+    def shared(request):
+        request.namespace = ()
+        return begin(request)
+
+    engine.memory.begin = shared
+
+
+def keep_too_early(engine):
+    keep = engine.memory.keep
+
+    def early(request):
+        written, request.seq_len = request.seq_len, min(request.num_tokens, request.lease.capacity or request.seq_len)
+        keep(request)
+        request.seq_len = written
+
+    engine.memory.keep = early
+
+
+def keep_stale_rows(engine):
+    engine._draws.tables_changed = lambda: None
+
+
+def keep_stale_slots(engine):
+    engine._draws.slots_changed = lambda: None
+
+
+def drop_a_block_early(engine):
+    memory, begin = engine.memory, engine.memory.begin
+
+    def narrow(request):
+        missing = begin(request)
+        request.lease.windows = tuple(max(1, window - 2) if window else 0 for window in memory._windows)
+        return missing
+
+    memory.begin = narrow
+
+
+def never_outgrow(engine):
+    engine._restart_outgrown = lambda: None
+
+
+def forget_history(engine):
+    fresh = engine._draws._fresh
+
+    def frozen(device, requests, size):
+        drawn = fresh(device, requests, size)
+        drawn.known = [10**6] * size
+        return drawn
+
+    engine._draws._fresh = frozen
+
+
+FAULTS = (
+    forget_copies,
+    share_all_namespaces,
+    keep_too_early,
+    keep_stale_rows,
+    keep_stale_slots,
+    drop_a_block_early,
+    never_outgrow,
+    forget_history,
+)
+
+
+@pytest.mark.parametrize("change", FAULTS, ids=lambda change: change.__name__)
+def test_a_spoiled_engine_is_caught(change):
+    with pytest.raises(Violation):
+        spoiled(change)
+
+
+def test_an_unspoiled_engine_is_not():
+    spoiled(lambda engine: None)
