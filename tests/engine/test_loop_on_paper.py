@@ -240,7 +240,10 @@ class Load:
 
     def __init__(self, seed, windows, rope, usable_blocks, chunk, faulty):
         self.rng, self.rope, self.now = np.random.default_rng(seed), rope, 1.0
-        config = SimpleNamespace(**vars(CONFIG) | {"prefill_tokens": chunk})
+        # Half of the loads decode and prefill apart, and cut prompts where padding costs more than a step.
+        apart = seed % 2 == 1
+        steps = {"prefill_tokens": chunk, "mixed_steps": not apart, "step_tokens": int(apart)}
+        config = SimpleNamespace(**vars(CONFIG) | steps)
         shapes = make_shape_plan(config, 1)
         memory = Memory(usable_blocks + 1, windows, BLOCK, rope.regime, keep=True)
         limits = Limits(64, 8, VOCAB, BLOCK, usable_blocks, shapes.stop_ids, rope.recompute_len)
