@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.dispatch import by_platform
 
 # Rows up to which XLA's CPU kernels are quicker with the weight as their left operand.
-FEW_ROWS = 64
+FEW_ROWS = 256
 
 
 @struct.dataclass

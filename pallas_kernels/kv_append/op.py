@@ -13,5 +13,5 @@ def kv_append(
     """
     block_size = pool.shape[2]
     return pool.at[layer, slots // block_size, slots % block_size].set(
-        rows.astype(pool.dtype), mode="promise_in_bounds"
+        rows.astype(pool.dtype), mode="promise_in_bounds", wrap_negative_indices=False
     )

@@ -9,6 +9,7 @@ copied out. The keys and values of the new tokens are in the pool already (see `
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
@@ -16,8 +17,12 @@ from pallas_kernels.dispatch import Implementation, choose
 
 IMPLEMENTATIONS = (Implementation("xla", ("cpu", "cuda", "tpu"), "pallas_kernels.paged_attention.xla:attend"),)
 RAGGED_IMPLEMENTATIONS = (
+    Implementation("cpu", ("cpu",), "pallas_kernels.paged_attention.cpu:attend_ragged"),
     Implementation("xla", ("cpu", "cuda", "tpu"), "pallas_kernels.paged_attention.xla:attend_ragged"),
 )
+
+# Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
+PIECE = 128
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class SequenceRows:
     of each sequence, the new ones included; `query_lens [S]` the new ones, the last of them at `kv_lens - 1`;
     `query_starts [S]` says where a sequence's new tokens begin in a flat step. A length of 0 is padding.
     `max_query_len` is the static bound on `query_lens` where rows are uniform; ragged rows are bounded by the step.
+    `pieces` is what `cut_pieces` makes of ragged rows, so that layers need not each do it, or `()`.
     """
 
     block_tables: Any
@@ -48,6 +54,7 @@ class SequenceRows:
     query_lens: Any
     query_starts: Any
     max_query_len: int = struct.field(pytree_node=False)
+    pieces: Any = ()
 
 
 def decode_attention(
@@ -85,6 +92,31 @@ def prefill_attention(
     _check(q.shape[1], k_pool.shape[3])
     attend = choose("paged_attention", RAGGED_IMPLEMENTATIONS, platform)
     return attend(q, k_pool, v_pool, layer, rows, params)
+
+
+def cut_pieces(rows: SequenceRows, num_tokens: int) -> SequenceRows:
+    """The chunks of a ragged step of `num_tokens` cut into pieces of at most `PIECE` queries, each a row of its own
+    with the past that it sees. Pieces come in order, rows of padding after the last of them.
+
+    There are at most `num_tokens / PIECE + S`, so work follows the tokens and not S times the longest chunk.
+    """
+    num_sequences = rows.kv_lens.shape[0]
+    piece = min(PIECE, num_tokens)
+    num_pieces = num_tokens // piece + num_sequences
+    pieces_each = (rows.query_lens + piece - 1) // piece
+    ends = jnp.cumsum(pieces_each)
+    index = jnp.arange(num_pieces, dtype=jnp.int32)
+    owner = jnp.minimum(jnp.sum(index[:, None] >= ends, axis=1, dtype=jnp.int32), num_sequences - 1)
+    first = (index - (ends - pieces_each)[owner]) * piece
+    lens = jnp.where(index < ends[-1], jnp.clip(rows.query_lens[owner] - first, 0, piece), 0)
+    past = rows.kv_lens[owner] - rows.query_lens[owner]
+    return SequenceRows(
+        block_tables=rows.block_tables[owner],
+        kv_lens=jnp.where(lens > 0, past + first + lens, 0),
+        query_lens=lens,
+        query_starts=rows.query_starts[owner] + first,
+        max_query_len=piece,
+    )
 
 
 def _check(num_heads: int, num_kv_heads: int) -> None:

@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows
+from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows, cut_pieces
 from pallas_kernels.shapes import ceil_div
 
 # Tokens of a sequence's past a tile: enough to amortise the dozen operations of a tile, few enough to waste little on
 # short sequences, since a tile is read for all sequences as long as one has tokens in it.
 FEW_SEQUENCES, FEW_QUERIES, WIDE_TILE, TILE = 4, 16, 256, 128
-# Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
-PIECE = 128
 # Queries a sequence, over all heads, up to which heads are spread over a block-diagonal matrix (see `_TileReader`).
 SPREAD_QUERIES = 16
 MASKED = -1e30
@@ -57,30 +55,12 @@ def attend_ragged(
     rows: SequenceRows,
     params: AttentionParams,
 ) -> Float[Array, "T N Hv"]:
-    """See `op.prefill_attention`. Chunks are cut into pieces of `PIECE` queries, each a row of its own for `attend`.
-
-    A step of T tokens over S sequences has at most `T / PIECE + S` pieces, so work follows T and not S times the
-    longest chunk.
-    """
-    num_tokens, num_sequences = q.shape[0], rows.kv_lens.shape[0]
-    piece = min(PIECE, num_tokens)
-    num_pieces = num_tokens // piece + num_sequences
-    pieces_each = (rows.query_lens + piece - 1) // piece
-    ends = jnp.cumsum(pieces_each)
-    index = jnp.arange(num_pieces, dtype=jnp.int32)
-    owner = jnp.minimum(jnp.sum(index[:, None] >= ends, axis=1, dtype=jnp.int32), num_sequences - 1)
-    first = (index - (ends - pieces_each)[owner]) * piece
-    lens = jnp.where(index < ends[-1], jnp.clip(rows.query_lens[owner] - first, 0, piece), 0)
-    past = rows.kv_lens[owner] - rows.query_lens[owner]
-    cut = SequenceRows(
-        block_tables=rows.block_tables[owner],
-        kv_lens=jnp.where(lens > 0, past + first + lens, 0),
-        query_lens=lens,
-        query_starts=rows.query_starts[owner] + first,
-        max_query_len=piece,
-    )
+    """See `op.prefill_attention`. All pieces (see `cut_pieces`) run as the rows of one `attend`."""
+    num_tokens = q.shape[0]
+    cut = rows.pieces or cut_pieces(rows, num_tokens)
+    piece = cut.max_query_len
     offsets = jnp.arange(piece, dtype=jnp.int32)
-    used = offsets < lens[:, None]
+    used = offsets < cut.query_lens[:, None]
     source = cut.query_starts[:, None] + offsets
     out = attend(q.at[jnp.where(used, source, 0)].get(mode="clip"), k_pool, v_pool, layer, cut, params)
     empty = jnp.zeros((num_tokens, *out.shape[2:]), out.dtype)
@@ -139,7 +119,7 @@ class _TileReader:
 
     def _read(self, pool, block_ids):
         # No reshape of the pool: XLA's CPU compiler answers one beside a while loop with copies of the pool.
-        blocks = pool.at[self.layer, block_ids].get(mode="promise_in_bounds")
+        blocks = pool.at[self.layer, block_ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
         rows = blocks.reshape(block_ids.shape[0], -1, *pool.shape[3:])
         return rows.astype(jnp.float32)
 
