@@ -207,6 +207,22 @@ def test_a_bad_prompt_among_good_ones_harms_only_itself(tiny):
     tiny.engine.check()
 
 
+def test_the_longest_answers_of_a_list_run_first_and_come_back_in_order(tiny, monkeypatch):
+    submitted, submit = [], tiny.engine.submit
+
+    def spy(ask):
+        submitted.append(ask.params.max_tokens)
+        return submit(ask)
+
+    monkeypatch.setattr(tiny.engine, "submit", spy)
+    limits = [2, 5, None, 3]
+    params = [SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=range(131)) for limit in limits]
+    prompts = [[index + 3] * (index + 1) for index in range(4)]
+    results = tiny.generate(prompts, params)
+    assert submitted == [None, 5, 3, 2]
+    assert [result.usage.prompt_tokens for result in results] == [1, 2, 3, 4]
+
+
 def test_a_model_without_a_tokenizer_serves_token_ids_and_says_so_when_asked_for_text(tiny):
     result = tiny.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=3))[0]
     assert len(result.token_ids) <= 3 and result.text == ""
