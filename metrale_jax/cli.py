@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from metrale_jax.convert import add_convert
-    from metrale_jax.llm import LLMConfig
+    from metrale_jax.llm_config import LLMConfig
     from metrale_jax.sampling.params import SamplingParams
 
     parser = argparse.ArgumentParser(prog="metrale-jax", description=__doc__.split(":")[0], epilog=EPILOG)
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_serving(commands, name: str, module) -> None:
-    from metrale_jax.llm import LLMConfig
+    from metrale_jax.llm_config import LLMConfig
 
     sub = commands.add_parser(name, help=module.ABOUT, description=module.ABOUT, epilog=EPILOG)
     sub.set_defaults(command=partial(_with_stack, partial(_serve, module)))
@@ -109,7 +109,8 @@ def _opened(arguments: argparse.Namespace, stack: ExitStack):
 
 
 def _loaded(arguments: argparse.Namespace):
-    from metrale_jax.llm import LLM, LLMConfig
+    from metrale_jax.llm import LLM
+    from metrale_jax.llm_config import LLMConfig
     from metrale_jax.runtime import default_cache_dir
 
     options = chosen(arguments, LLMConfig)
@@ -181,7 +182,7 @@ def _show(pieces: Iterator, quiet: bool):
 def _inspect(arguments: argparse.Namespace) -> int:
     from metrale_jax.checkpoint.hub import resolve_model
     from metrale_jax.inspection import describe_checkpoint
-    from metrale_jax.llm import LLMConfig
+    from metrale_jax.llm_config import LLMConfig
     from metrale_jax.runtime import default_cache_dir
 
     options = LLMConfig(**chosen(arguments, LLMConfig))

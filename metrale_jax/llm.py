@@ -4,8 +4,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import RLock, get_ident
 from typing import Any
@@ -13,55 +12,26 @@ from typing import Any
 import numpy as np
 
 from metrale_jax.answers import Answer, checked_prompts, fresh_seed, params_for
-from metrale_jax.core.errors import ConfigError, MetraleError, RequestError, TextError
+from metrale_jax.core.errors import MetraleError, RequestError, TextError
 from metrale_jax.engine.admission import checked_tokens
 from metrale_jax.engine.buckets import make_shape_plan
 from metrale_jax.engine.hooks import Hook, ignore, in_turn
 from metrale_jax.engine.make import make_engine
-from metrale_jax.engine.settings import EngineConfig, within_pool
+from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.stats import EngineStats
 from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
 from metrale_jax.evaluation import chunked_logits, token_nlls
+from metrale_jax.llm_config import engine_config, engine_limits, llm_config
 from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.rules import RuleCompiler
-from metrale_jax.runtime import (
-    ENGINE_SETTINGS,
-    LoadedModel,
-    load_model,
-    profiled,
-    release_freed_memory,
-    use_compile_cache,
-)
+from metrale_jax.runtime import LoadedModel, load_model, profiled, release_freed_memory, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
-from pallas_kernels.shapes import ceil_div
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class LLMConfig:
-    """Everything that `LLM` can be told; None leaves the choice to the model or the device.
-
-    `max_context_tokens` bounds prompt plus answer, by default the model's own limit or what the KV pool of
-    `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one
-    for models that must be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-"
-    for stderr; see `RequestLog`). The rest is as in `EngineConfig`.
-    """
-
-    dtype: str | None = None
-    max_sequences: int = 32
-    max_context_tokens: int | None = None
-    block_size: int = 16
-    kv_cache_mib: int = 192
-    prefill_tokens: int = 512
-    prefix_cache: bool = True
-    compile_cache: str | Path | None = None
-    cache_dir: str | Path | None = None
-    request_log: str | Path | None = None
 
 
 class LLM:
@@ -82,8 +52,8 @@ class LLM:
         on_finish: Hook = ignore,
         **options,
     ):
-        self.config = _config({"dtype": dtype, **options})
-        self._engine_limits(1)  # mistakes in the options show before anything is loaded
+        self.config = llm_config({"dtype": dtype, **options})
+        engine_limits(self.config, 1)  # mistakes in the options show before anything is loaded
         if self.config.request_log is not None:
             on_finish = in_turn(on_finish, RequestLog(self.config.request_log))
         self._progress = TerminalProgress() if progress else silent
@@ -200,40 +170,16 @@ class LLM:
         wanted = all_programs(self.engine.shapes, loaded.config.vocab_size)
         promised = compile_programs(loaded.steps, loaded.params, self._engine_config(loaded.steps), wanted)
         self._awaited(promised, len(wanted))
-        release_freed_memory()
         return loaded.steps.num_compiles
 
-    def _engine_limits(self, max_context_tokens: int) -> EngineConfig:
-        mebibytes = self.config.kv_cache_mib
-        if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
-            raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
-        return EngineConfig(
-            max_sequences=self.config.max_sequences,
-            max_context_tokens=max_context_tokens,
-            block_size=self.config.block_size,
-            kv_cache_bytes=mebibytes << 20,
-            prefill_tokens=self.config.prefill_tokens,
-            prefix_cache=self.config.prefix_cache,
-        )
-
     def _engine_config(self, steps: Steps) -> EngineConfig:
-        layout = steps.model.layout
-        block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
-        least = ceil_div(3 * block, 1 << 20)
-        if self.config.kv_cache_mib < least:
-            raise ConfigError(
-                f"kv_cache_mib={self.config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or "
-                "more."
-            )
-        limits = self._engine_limits(steps.model.config.max_context_tokens)
-        return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
+        return engine_config(self.config, steps.model)
 
     def _compile_first(self, steps: Steps, shapes) -> None:
         """Returns when a first token can be drawn; what goes on from there may still be compiling."""
         config = self._engine_config(steps)
         plan = make_shape_plan(config, len(steps.model.config.eos_token_ids))
-        *first, last = compile_programs(steps, shapes, config, first_programs(plan))
-        last.add_done_callback(lambda _: release_freed_memory())
+        *first, _ = compile_programs(steps, shapes, config, first_programs(plan))
         self._awaited(first, len(first))
 
     def _awaited(self, promised: Sequence[Future], total: int) -> None:
@@ -271,9 +217,12 @@ class LLM:
         self._stepping = get_ident()
         return self.engine.step()
 
-    def _compiling(self, name: str) -> AbstractContextManager:
+    @contextmanager
+    def _compiling(self, name: str) -> Iterator[None]:
         # Shown where a step waits for it. What is compiled beside the steps would draw over an answer that streams.
-        return compiling(self._progress, name) if get_ident() == self._stepping else nullcontext()
+        with compiling(self._progress, name) if get_ident() == self._stepping else nullcontext():
+            yield
+        release_freed_memory()  # a compiler leaves some hundred MiB behind
 
     def _cancel(self, answers: Sequence[Answer]) -> None:
         with self._lock:
@@ -290,11 +239,3 @@ class LLM:
             yield StreamPiece(text, tokens, result)
         finally:
             self._cancel([answer])
-
-
-def _config(options: Mapping[str, Any]) -> LLMConfig:
-    known = {field.name for field in fields(LLMConfig)}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise ConfigError(f"{', '.join(unknown)} is no option of LLM; known are {', '.join(sorted(known))}.")
-    return LLMConfig(**options)

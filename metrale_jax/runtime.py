@@ -33,9 +33,6 @@ from metrale_jax.text.tokenizer import Tokenizer
 
 PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
 DTYPES = ("float32", "bfloat16", "float16")
-# Engine settings where a platform differs. On a CPU arithmetic takes the time of a step, and rows and tokens of padding
-# cost as much as others: passes that fit beat one pass that does both.
-ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,12 @@ def default_cache_dir() -> Path:
 def use_compile_cache(directory: Path) -> None:
     """Lets JAX keep compiled programs in `directory`, across processes. Raises `ConfigError` if it is not writable."""
     check_writable("compile cache", directory)
+    from jax.experimental.compilation_cache import compilation_cache
+
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    compilation_cache.reset_cache()  # JAX decides at its first compile whether there is one, and remembers
 
 
 def check_writable(name: str, directory: Path) -> None:

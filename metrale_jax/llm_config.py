@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LLMConfig`: what `LLM` can be told, and the engine's limits that follow from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.settings import EngineConfig, within_pool
+from metrale_jax.models.decoder import Model
+from pallas_kernels.shapes import ceil_div
+
+# Engine settings where a platform differs. On a CPU arithmetic takes the time of a step, and rows and tokens of padding
+# cost as much as others: passes that fit beat one pass that does both.
+ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
+
+
+@dataclass(frozen=True)
+class LLMConfig:
+    """Everything that `LLM` can be told; None leaves the choice to the model or the device.
+
+    `max_context_tokens` bounds prompt plus answer, by default the model's own limit or what the KV pool of
+    `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one
+    for models that must be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-"
+    for stderr; see `RequestLog`). The rest is as in `EngineConfig`.
+    """
+
+    dtype: str | None = None
+    max_sequences: int = 32
+    max_context_tokens: int | None = None
+    block_size: int = 16
+    kv_cache_mib: int = 192
+    prefill_tokens: int = 512
+    prefix_cache: bool = True
+    compile_cache: str | Path | None = None
+    cache_dir: str | Path | None = None
+    request_log: str | Path | None = None
+
+
+def llm_config(options: Mapping[str, Any]) -> LLMConfig:
+    """The config of these options. Raises `ConfigError` for a name that is none."""
+    known = {field.name for field in fields(LLMConfig)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)} is no option of LLM; known are {', '.join(sorted(known))}.")
+    return LLMConfig(**options)
+
+
+def engine_limits(config: LLMConfig, max_context_tokens: int) -> EngineConfig:
+    """The engine's limits before the model is known. Raises `ConfigError` for values out of range."""
+    mebibytes = config.kv_cache_mib
+    if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
+        raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
+    return EngineConfig(
+        max_sequences=config.max_sequences,
+        max_context_tokens=max_context_tokens,
+        block_size=config.block_size,
+        kv_cache_bytes=mebibytes << 20,
+        prefill_tokens=config.prefill_tokens,
+        prefix_cache=config.prefix_cache,
+    )
+
+
+def engine_config(config: LLMConfig, model: Model) -> EngineConfig:
+    """The engine's limits for one model. Raises `ConfigError` for a pool too small for it."""
+    layout = model.layout
+    block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+    least = ceil_div(3 * block, 1 << 20)
+    if config.kv_cache_mib < least:
+        raise ConfigError(
+            f"kv_cache_mib={config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or more."
+        )
+    limits = engine_limits(config, model.config.max_context_tokens)
+    return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(model.platform, {})))
