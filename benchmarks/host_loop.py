@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host time of the engine's plain Python, in microseconds: the median of several tries with p10 and p90.
 
-    python -m benchmarks.host_loop --only radix engine
+    python -m benchmarks.host_loop --only radix engine dispatch
 
-One JSON line a figure. Nothing here needs a device: the engine's steps run over one that answers at once.
+One JSON line a figure. No model runs: `engine` steps over a device that answers at once, `dispatch` over compiled
+programs that take a model's many arrays and compute next to nothing.
 """
 
 import argparse
@@ -13,25 +14,32 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from metrale_jax.engine.admission import Ask, Limits
 from metrale_jax.engine.blocks import BlockAllocator
 from metrale_jax.engine.buckets import ShapePlan
-from metrale_jax.engine.device import Hidden
+from metrale_jax.engine.device import Device, Hidden
 from metrale_jax.engine.lease import Lease
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.pin import Pin
 from metrale_jax.engine.radix import RadixTree
+from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.state.paged import PagedKvSpec
+from metrale_jax.state.pool import make_layout, make_pool
 from metrale_jax.steps.outcome import StepOutput
 
 TRIES = 25
 BLOCK_SIZE = 16
 NUM_PROMPTS = 64
 PROMPT_BLOCKS = 128
+CONTEXT = 8192
 CACHED_BLOCKS = NUM_PROMPTS * PROMPT_BLOCKS
 
 
@@ -97,6 +105,11 @@ class InstantDevice:
     num_compiles = 0
     pool_lost = False
 
+    @staticmethod
+    def has_run(sizes):
+        """Nothing is compiled."""
+        return True
+
     def __init__(self, num_rows: int):
         ones = np.ones(num_rows, np.int32)
         flags = np.ones((num_rows, 1), bool)
@@ -122,11 +135,61 @@ class InstantDevice:
         return out
 
 
-def loaded_engine(num_running: int, windows: tuple[int, ...], prefill_tokens: int = 512, device=None) -> Engine:
+class SmallSteps:
+    """`Steps` whose programs compute next to nothing."""
+
+    num_compiles = 0
+
+    def __init__(self):
+        self.model = SimpleNamespace(layout=make_layout((PagedKvSpec(1, 8, 8, 0, "float32"),), BLOCK_SIZE))
+
+    def make_pool(self, num_blocks: tuple[int, ...], fill: Callable):
+        """A fresh pool."""
+        return make_pool(self.model.layout, num_blocks, fill)
+
+    def executable(self, name: str, *arguments, **static) -> Callable:
+        """The compiled program."""
+        programs = {"advance": small_advance, "finish": small_finish, "pick_rows": lambda rows, picks: rows[picks]}
+        donated = (1,) if name == "advance" else ()
+        return jax.jit(programs[name], donate_argnums=donated, keep_unused=True).lower(*arguments).compile()
+
+
+def small_advance(params, pool, last_tokens, decoding, chunks):
+    """The pool as it is, and hidden rows."""
+    counts = [len(rows.state.seq_len) for rows in (decoding, chunks) if not isinstance(rows, tuple)]
+    return pool, jnp.zeros((sum(counts), 1)), ()
+
+
+def small_finish(params, last_tokens, hidden, rows):
+    """The same tokens, and 5 for every row."""
+    flags = jnp.ones((len(hidden), 1), bool)
+    return last_tokens, StepOutput(jnp.full(flags.shape, 5), jnp.ones(len(hidden), jnp.int32), flags[:, 0], flags)
+
+
+def dispatch() -> list[dict]:
+    """A figure for each number of arrays that a model may have, with 64 answers under way."""
+    figures = []
+    for num_leaves in (1, 300):
+        leaf = jnp.zeros(8)
+        params = DecoderParams(leaf, (leaf,) * num_leaves, leaf)
+        shapes = shapes_for(64)
+        engine = loaded_engine(64, (0,), Device(SmallSteps(), params, 64, shapes))
+        figures.append(
+            figure_of(f"dispatch/decode/64/{num_leaves}-arrays", "us_per_step", means(step_times(engine, 480)))
+        )
+    return figures
+
+
+def shapes_for(num_running: int) -> ShapePlan:
+    """Sizes of steps for so many answers under way, and 8 more."""
+    return ShapePlan(num_running + 8, CONTEXT // BLOCK_SIZE, 512, 8, 8)
+
+
+def loaded_engine(num_running: int, windows: tuple[int, ...], device=None) -> Engine:
     """An engine in which `num_running` answers of endless length are under way, from prompts of their own."""
-    context, num_slots = 8192, num_running + 8
+    shapes = shapes_for(num_running)
+    context, num_slots = CONTEXT, shapes.num_slots
     regime, num_blocks = (lambda length: ()), num_slots * context // BLOCK_SIZE
-    shapes = ShapePlan(num_slots, context // BLOCK_SIZE, prefill_tokens, 8, 8)
     memory = Memory(num_blocks + 1, windows, BLOCK_SIZE, regime, keep=True)
     limits = Limits(context, num_slots, 32000, BLOCK_SIZE, num_blocks, 8)
     engine = Engine(device or InstantDevice(num_slots), memory, shapes, limits)
@@ -163,8 +226,8 @@ def engine_steps() -> list[dict]:
         figures.append(figure_of(f"engine/{name}", "us_per_step", means(times)))
 
     for num_running in (1, 8, 64):
-        add(f"decode/{num_running}", step_times(loaded_engine(num_running, (0,)), 800))
-    add("decode/64/2-groups", step_times(loaded_engine(64, (0, 512)), 800))
+        add(f"decode/{num_running}", step_times(loaded_engine(num_running, (0,)), 480))
+    add("decode/64/2-groups", step_times(loaded_engine(64, (0, 512)), 480))
     engine = loaded_engine(64, (0,))
     serial = iter(range(1000, 100_000))
 
@@ -173,18 +236,18 @@ def engine_steps() -> list[dict]:
         tokens = [*range(128), *[next(serial) % 32000] * 128]
         engine.submit(Ask(tokens, SamplingParams(max_tokens=4), [0]))
 
-    add("mixed/64", step_times(engine, 800, one_more))
+    add("mixed/64", step_times(engine, 480, one_more))
     for num_waiting in (10, 10_000):
         engine = loaded_engine(64, (0,))
         for index in range(num_waiting + 8):
-            engine.submit(Ask([7, index, *range(6000)][:6000], SamplingParams(max_tokens=None), [0]))
-        for _ in range(200):  # those for whom there are slots enter
+            engine.submit(Ask([7, index, *range(200)], SamplingParams(max_tokens=None), [0]))
+        for _ in range(20):  # those for whom there are slots enter
             engine.step()
-        add(f"decode/72/{num_waiting}-waiting", step_times(engine, 400))
+        add(f"decode/72/{num_waiting}-waiting", step_times(engine, 480))
     return figures
 
 
-BENCHMARKS = {"radix": radix, "engine": engine_steps}
+BENCHMARKS = {"radix": radix, "engine": engine_steps, "dispatch": dispatch}
 
 
 def main() -> None:

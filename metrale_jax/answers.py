@@ -37,6 +37,15 @@ def checked_prompts(prompts) -> list:
     return listed
 
 
+def params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """Params for each of `count` prompts: the same for all, or a list of as many."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one for each.")
+    return list(params)
+
+
 class Answer:
     """The `params.n` answers to one prompt, their text cut at stop strings."""
 

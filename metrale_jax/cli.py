@@ -5,7 +5,9 @@ import argparse
 import importlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from metrale_jax.core.errors import MetraleError, RequestError
@@ -45,8 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="metrale-jax", description=__doc__.split(":")[0], epilog=EPILOG)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     about = {
-        "generate": ("continue or answer a prompt, streaming it", _generate),
-        "chat": ("converse; the conversation is kept; an empty line or Ctrl-D ends it", _chat),
+        "generate": ("continue or answer a prompt, streaming it", partial(_with_stack, _generate)),
+        "chat": ("converse; the conversation is kept; an empty line or Ctrl-D ends it", partial(_with_stack, _chat)),
         "inspect": ("what a checkpoint is and what it needs in memory", _inspect),
     }
     for name, (text, command) in about.items():
@@ -56,8 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         add_flags(sub, LLMConfig)
         if name == "inspect":
             continue
-        sub.add_argument("--no-compile-cache", action="store_true", help="keep no compiled programs on disk")
-        sub.add_argument("--quiet", action="store_true", help="no progress and no speed")
+        _add_running(sub)
         add_flags(sub, SamplingParams, **ANSWER_DEFAULTS)
         sub.add_argument("--system", default=None, help="a system message for the chat template")
         if name == "generate":
@@ -73,12 +74,38 @@ def _add_serving(commands, name: str, module) -> None:
     from metrale_jax.llm import LLMConfig
 
     sub = commands.add_parser(name, help=module.ABOUT, description=module.ABOUT, epilog=EPILOG)
-    sub.set_defaults(command=lambda arguments: module.run(arguments, lambda: _loaded(arguments)))
+    sub.set_defaults(command=partial(_with_stack, partial(_serve, module)))
     sub.add_argument("--model", default="smollm2-135m", help="default smollm2-135m")
-    sub.add_argument("--no-compile-cache", action="store_true", help="keep no compiled programs on disk")
-    sub.add_argument("--quiet", action="store_true", help="no progress and no speed")
+    _add_running(sub)
     module.add_arguments(sub)
     add_flags(sub, LLMConfig)
+
+
+def _add_running(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--no-compile-cache", action="store_true", help="keep no compiled programs on disk")
+    sub.add_argument("--quiet", action="store_true", help="no progress and no speed")
+    sub.add_argument("--profile", metavar="DIR", help="record a JAX profiler trace of the answers in DIR")
+
+
+def _with_stack(command: Callable, arguments: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        return command(arguments, stack)
+
+
+def _serve(module, arguments: argparse.Namespace, stack: ExitStack) -> int:
+    return module.run(arguments, lambda: _opened(arguments, stack))
+
+
+def _opened(arguments: argparse.Namespace, stack: ExitStack):
+    """The model; if a profile is asked for, it is recorded from now until `stack` is closed."""
+    from metrale_jax.runtime import check_writable
+
+    if arguments.profile is None:
+        return _loaded(arguments)
+    check_writable("profile directory", Path(arguments.profile))
+    llm = _loaded(arguments)
+    stack.enter_context(llm.profile(arguments.profile))
+    return llm
 
 
 def _loaded(arguments: argparse.Namespace):
@@ -97,12 +124,12 @@ def _sampling(arguments: argparse.Namespace):
     return SamplingParams(**{**ANSWER_DEFAULTS, **chosen(arguments, SamplingParams)})
 
 
-def _generate(arguments: argparse.Namespace) -> int:
+def _generate(arguments: argparse.Namespace, stack: ExitStack) -> int:
     params = _sampling(arguments)
     prompt = arguments.prompt if arguments.prompt not in (None, "-") else sys.stdin.read()
     if not prompt:
         raise RequestError("prompt of 0 characters is empty; give some text.")
-    llm = _loaded(arguments)
+    llm = _opened(arguments, stack)
     if not arguments.raw and llm.tokenizer.has_chat_template:
         prompt = llm.chat_tokens([*_system(arguments), {"role": "user", "content": prompt}])
     if params.n == 1:
@@ -113,8 +140,8 @@ def _generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chat(arguments: argparse.Namespace) -> int:
-    params, llm = _sampling(arguments), _loaded(arguments)
+def _chat(arguments: argparse.Namespace, stack: ExitStack) -> int:
+    params, llm = _sampling(arguments), _opened(arguments, stack)
     messages = _system(arguments)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)

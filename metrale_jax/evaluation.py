@@ -9,7 +9,6 @@ from metrale_jax.core.errors import RequestError
 from metrale_jax.generate import first_state
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import SamplingParams
-from metrale_jax.state.pool import make_pool
 from metrale_jax.steps.build import Steps
 from pallas_kernels.shapes import ceil_div, next_power_of_two
 
@@ -29,7 +28,7 @@ def chunked_logits(steps: Steps, params: DecoderParams, token_ids: Sequence[int]
         )
     # Table and pool in powers of two keep the number of shapes small.
     width = next_power_of_two(ceil_div(length, layout.block_size))
-    pool = make_pool(layout, (width + 1,) * len(layout.groups))
+    pool = steps.make_pool((width + 1,) * len(layout.groups))
     state = first_state(layout, length, width, SamplingParams(temperature=0), 0, (), config.vocab_size)
     size = min(CHUNK_TOKENS, next_power_of_two(length))
     for start in range(0, length, size):

@@ -14,7 +14,7 @@ from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.constraints import Constraint, bad_word_ids, constraint_of, fixed_mask
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.sampling.rows import SamplingRow, check_token_ids, needs_extras, sampling_state
-from metrale_jax.state.pool import PoolLayout, make_pool, zeros
+from metrale_jax.state.pool import PoolLayout, zeros
 from metrale_jax.steps.build import Steps
 from pallas_kernels.shapes import ceil_div
 
@@ -42,7 +42,7 @@ def generate_tokens(
     width = ceil_div(len(prompt) + max_tokens, layout.block_size)
     words = bad_word_ids(sampling.bad_words, _no_text)
     constraint = constraint_of(sampling, config.vocab_size, words, structure)
-    pool = make_pool(layout, (width + 1,) * len(layout.groups), fill)
+    pool = steps.make_pool((width + 1,) * len(layout.groups), fill)
     extras = constraint is not None
     state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size, extras)
     answer: list[int] = []

@@ -3,25 +3,37 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any
 
 import numpy as np
 
-from metrale_jax.answers import Answer, checked_prompts, fresh_seed
+from metrale_jax.answers import Answer, checked_prompts, fresh_seed, params_for
 from metrale_jax.core.errors import ConfigError, MetraleError, RequestError, TextError
 from metrale_jax.engine.admission import checked_tokens
 from metrale_jax.engine.buckets import make_shape_plan
+from metrale_jax.engine.hooks import Hook, ignore, in_turn
 from metrale_jax.engine.make import make_engine
 from metrale_jax.engine.settings import EngineConfig, within_pool
+from metrale_jax.engine.stats import EngineStats
 from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
 from metrale_jax.evaluation import chunked_logits, token_nlls
-from metrale_jax.progress import TerminalProgress, silent
+from metrale_jax.progress import TerminalProgress, compiling, silent
+from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.rules import RuleCompiler
-from metrale_jax.runtime import ENGINE_SETTINGS, LoadedModel, load_model, use_compile_cache
+from metrale_jax.runtime import (
+    ENGINE_SETTINGS,
+    LoadedModel,
+    load_model,
+    profiled,
+    release_freed_memory,
+    use_compile_cache,
+)
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
@@ -36,18 +48,20 @@ class LLMConfig:
 
     `max_context_tokens` bounds prompt plus answer, by default the model's own limit or what the KV pool of
     `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one
-    for models that must be assembled. The rest is as in `EngineConfig`.
+    for models that must be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-"
+    for stderr; see `RequestLog`). The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
     max_sequences: int = 32
     max_context_tokens: int | None = None
     block_size: int = 16
-    kv_cache_mib: int = 256
+    kv_cache_mib: int = 192
     prefill_tokens: int = 512
     prefix_cache: bool = True
     compile_cache: str | Path | None = None
     cache_dir: str | Path | None = None
+    request_log: str | Path | None = None
 
 
 class LLM:
@@ -55,12 +69,23 @@ class LLM:
 
     `model` is an alias (`smollm2-135m`, `gemma3-270m`), a Hugging Face directory, a .gguf file or a hub id; the options
     are the fields of `LLMConfig`. `progress` shows download, load, compile and generate on stderr. `device` is JAX's
-    first by default. Raises `MetraleError`s.
+    first by default. `on_finish(request)` is called when a request ends, as `Engine` says. Raises `MetraleError`s.
     """
 
-    def __init__(self, model: str | Path, dtype: str | None = None, *, progress: bool = False, device=None, **options):
+    def __init__(
+        self,
+        model: str | Path,
+        dtype: str | None = None,
+        *,
+        progress: bool = False,
+        device=None,
+        on_finish: Hook = ignore,
+        **options,
+    ):
         self.config = _config({"dtype": dtype, **options})
         self._engine_limits(1)  # mistakes in the options show before anything is loaded
+        if self.config.request_log is not None:
+            on_finish = in_turn(on_finish, RequestLog(self.config.request_log))
         self._progress = TerminalProgress() if progress else silent
         if self.config.compile_cache is not None:
             use_compile_cache(Path(self.config.compile_cache))
@@ -75,7 +100,10 @@ class LLM:
             self._progress,
             self._compile_first,
         )
-        self.engine = make_engine(self.loaded.steps, self.loaded.params, self._engine_config(self.loaded.steps))
+        steps = self.loaded.steps
+        self._stepping = 0
+        steps.on_compile = self._compiling
+        self.engine = make_engine(steps, self.loaded.params, self._engine_config(steps), on_finish=on_finish)
         self._lock = RLock()
         self._rules = RuleCompiler(lambda: self.tokenizer, self.loaded.config.vocab_size, self.loaded.eos_token_ids)
 
@@ -95,7 +123,7 @@ class LLM:
         run. One `params` serves all, a list holds one for each.
         """
         listed = checked_prompts(prompts)
-        each = _params_for(params, len(listed))
+        each = params_for(params, len(listed))
         alone = len(listed) == 1
         # The longest answers first: whatever comes last then has company to the end.
         order = sorted(range(len(listed)), key=lambda index: -(each[index].max_tokens or sys.maxsize))
@@ -141,7 +169,18 @@ class LLM:
     def step(self) -> bool:
         """Advances all that was submitted; returns whether work is left."""
         with self._lock:
-            return self.engine.step()
+            return self._step()
+
+    def stats(self) -> EngineStats:
+        """How the engine stands. Waits for no step that is under way; gauges may be caught amid a change then."""
+        return self.engine.stats()
+
+    def profile(self, directory: str | Path) -> AbstractContextManager[None]:
+        """A context whose work JAX's profiler records under `directory`, for TensorBoard or Perfetto.
+
+        Entering it raises `ConfigError` if that is not writable, or if the process is being profiled already.
+        """
+        return profiled(Path(directory))
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Float32 logits `[T, V]` of a whole sequence; row i scores what follows token i."""
@@ -157,9 +196,12 @@ class LLM:
 
     def warm_up(self) -> int:
         """Compiles every program that a load can need, beam search apart; returns how many there are."""
-        wanted = all_programs(self.engine.shapes, self.loaded.config.vocab_size)
-        self._compile(self.loaded.steps, self.loaded.params, wanted)
-        return self.loaded.steps.num_compiles
+        loaded = self.loaded
+        wanted = all_programs(self.engine.shapes, loaded.config.vocab_size)
+        promised = compile_programs(loaded.steps, loaded.params, self._engine_config(loaded.steps), wanted)
+        self._awaited(promised, len(wanted))
+        release_freed_memory()
+        return loaded.steps.num_compiles
 
     def _engine_limits(self, max_context_tokens: int) -> EngineConfig:
         mebibytes = self.config.kv_cache_mib
@@ -187,13 +229,17 @@ class LLM:
         return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(steps.model.platform, {})))
 
     def _compile_first(self, steps: Steps, shapes) -> None:
-        plan = make_shape_plan(self._engine_config(steps), len(steps.model.config.eos_token_ids))
-        self._compile(steps, shapes, first_programs(plan))
+        """Returns when a first token can be drawn; what goes on from there may still be compiling."""
+        config = self._engine_config(steps)
+        plan = make_shape_plan(config, len(steps.model.config.eos_token_ids))
+        *first, last = compile_programs(steps, shapes, config, first_programs(plan))
+        last.add_done_callback(lambda _: release_freed_memory())
+        self._awaited(first, len(first))
 
-    def _compile(self, steps: Steps, params, wanted) -> None:
-        compiled = compile_programs(steps, params, self._engine_config(steps), wanted)
-        for count, _ in enumerate(compiled, start=1):
-            self._progress("compile", count, len(wanted))
+    def _awaited(self, promised: Sequence[Future], total: int) -> None:
+        for count, program in enumerate(promised, start=1):
+            program.result()
+            self._progress("compile", count, total)
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -218,8 +264,16 @@ class LLM:
         with self._lock:
             if all(answer.finished for answer in answers):
                 return False
-            self.engine.step()
+            self._step()
             return True
+
+    def _step(self) -> bool:
+        self._stepping = get_ident()
+        return self.engine.step()
+
+    def _compiling(self, name: str) -> AbstractContextManager:
+        # Shown where a step waits for it. What is compiled beside the steps would draw over an answer that streams.
+        return compiling(self._progress, name) if get_ident() == self._stepping else nullcontext()
 
     def _cancel(self, answers: Sequence[Answer]) -> None:
         with self._lock:
@@ -244,11 +298,3 @@ def _config(options: Mapping[str, Any]) -> LLMConfig:
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} is no option of LLM; known are {', '.join(sorted(known))}.")
     return LLMConfig(**options)
-
-
-def _params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one for each.")
-    return list(params)

@@ -2,7 +2,8 @@
 """Progress of long work on a terminal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 
 Progress = Callable[[str, int, int], None]
@@ -12,8 +13,20 @@ def silent(stage: str, done: int, total: int) -> None:
     """Shows nothing."""
 
 
+@contextmanager
+def compiling(progress: Progress, name: str) -> Iterator[None]:
+    """A context in which the program called `name` is compiled, as a stage of its own."""
+    progress(f"compile {name}", 0, 1)
+    try:
+        yield
+    finally:
+        progress(f"compile {name}", 1, 1)
+
+
 class TerminalProgress:
     """One bar a stage on stderr: download and load in bytes, compile in programs, generate in tokens.
+
+    A program that no load compiled ahead, because its shape is met in a step, has a bar of its own: "compile advance".
 
     Stages may overlap and report from several threads.
     """
@@ -31,7 +44,7 @@ class TerminalProgress:
         with self._lock:
             bar = self._bars.get(stage)
             if bar is None:
-                unit = "B" if stage in self.BYTES else "program" if stage == "compile" else "token"
+                unit = "B" if stage in self.BYTES else "program" if stage.startswith("compile") else "token"
                 bar = self._bars[stage] = tqdm(
                     desc=stage, total=total, unit=unit, unit_scale=stage in self.BYTES, file=sys.stderr, leave=False
                 )

@@ -28,7 +28,7 @@ from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import DecoderParams, Model, make_model
 from metrale_jax.progress import Progress, silent
-from metrale_jax.steps.build import Steps
+from metrale_jax.steps.build import Steps, row_major
 from metrale_jax.text.tokenizer import Tokenizer
 
 PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
@@ -93,7 +93,7 @@ def load_model(
         config = _bounded(checkpoint.config, max_context_tokens)
         # XLA's CPU compiler writes to narrow arrays by converting the whole pool to float32 and back.
         kv_dtype = "float32" if platform == "cpu" else dtype
-        steps = Steps(make_model(config, platform, block_size, kv_dtype))
+        steps = Steps(make_model(config, platform, block_size, kv_dtype), row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
             warming = aside.submit(warm, steps, abstract_params(checkpoint.specs, dtype))
             reading = aside.submit(_tokenizer, checkpoint)
@@ -116,6 +116,14 @@ def default_cache_dir() -> Path:
 
 def use_compile_cache(directory: Path) -> None:
     """Lets JAX keep compiled programs in `directory`, across processes. Raises `ConfigError` if it is not writable."""
+    check_writable("compile cache", directory)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def check_writable(name: str, directory: Path) -> None:
+    """Nothing; makes `directory` if it is not there. Raises `ConfigError`, with its `name`, if it is not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{os.getpid()}"
@@ -123,11 +131,27 @@ def use_compile_cache(directory: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"compile cache {str(directory)!r} cannot be written ({error.strerror}); name a writable directory or none."
+            f"{name} {str(directory)!r} cannot be written ({error.strerror}); name a writable directory or none."
         ) from None
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@contextmanager
+def profiled(directory: Path) -> Iterator[None]:
+    """A context whose work JAX's profiler records under `directory`, for TensorBoard or Perfetto.
+
+    Raises `ConfigError` if it is not writable or the process is being profiled already.
+    """
+    check_writable("profile directory", directory)
+    try:
+        jax.profiler.start_trace(directory)
+    except RuntimeError:
+        raise ConfigError(
+            f"profile directory {str(directory)!r} has to wait: this process is being profiled; end that profile first."
+        ) from None
+    try:
+        yield
+    finally:
+        jax.profiler.stop_trace()
 
 
 @contextmanager

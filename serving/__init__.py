@@ -2,5 +2,6 @@
 """Rank 9: what serves requests over the engine. It sees requests and tokens only, never JAX.
 
 `openai_body` reads OpenAI's request bodies and `openai_answer` writes its answers, whatever carries them. `batch/`
-answers files of requests; `ray_batch` does the same as a stage over a Ray Dataset.
+answers files of requests; `ray_batch` does the same as a stage over a Ray Dataset. `metrics` shows the engine's
+figures to Prometheus.
 """

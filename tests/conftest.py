@@ -20,7 +20,7 @@ from metrale_jax.checkpoint.place import load_params  # noqa: E402
 from metrale_jax.checkpoint.plan import load_plan  # noqa: E402
 from metrale_jax.loading import open_checkpoint  # noqa: E402
 from metrale_jax.models.decoder import make_model  # noqa: E402
-from metrale_jax.steps.build import Steps  # noqa: E402
+from metrale_jax.steps.build import Steps, row_major  # noqa: E402
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -47,7 +47,7 @@ class Golden:
         self.specs = checkpoint.specs
         checkpoint.source.close()
         self.config = checkpoint.config
-        self.steps = Steps(make_model(checkpoint.config, "cpu", block_size, "float32"))
+        self.steps = Steps(make_model(checkpoint.config, "cpu", block_size, "float32"), row_major(jax.devices()[0]))
         self.layout = self.steps.model.layout
         self.data = dict(np.load(GOLDENS / name / "golden.npz"))
         self.prompt = self.data["prompt"]

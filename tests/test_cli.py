@@ -32,6 +32,12 @@ def run(arguments, capsys, stdin="", monkeypatch=None):
             ["generate", "--model", str(GOLDENS / "llama-default"), "--compile-cache", "/dev/null/x", "hi"],
             "compile cache",
         ),
+        (
+            ["generate", "--model", str(GOLDENS / "llama-default"), "--profile", "/dev/null/x", "hi"],
+            "profile directory",
+        ),
+        (["chat", "--model", str(GOLDENS / "llama-default"), "--profile", "/dev/null/x"], "profile directory"),
+        (["generate", "--model", "no-such-model", "--request-log", "/dev/null/x", "hi"], "request_log"),
         (["inspect", "--model", str(GOLDENS)], "config.json"),
     ],
 )
@@ -69,6 +75,22 @@ def test_generate_streams_an_answer_and_its_speed(capsys, tmp_path):
     assert "Paris" in out
     assert "tokens/s" in err and "prompt tokens" in err
     assert any(tmp_path.iterdir()), "compiled programs were kept"
+
+
+def test_a_profile_of_a_batch_holds_a_trace_and_each_request_leaves_a_line(capsys, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "prompt": [3, 4, 5], "max_tokens": 2}\n')
+    command = ["batch", "--model", str(GOLDENS / "llama-default"), "--max-context-tokens", "64", "--max-sequences", "2"]
+    paths = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    watching = ["--profile", str(tmp_path / "profile"), "--request-log", str(tmp_path / "log"), "--no-compile-cache"]
+    status, out, err = run([*command, *paths, *watching, "--quiet"], capsys)
+    assert (status, out, err) == (0, "", "")
+    assert [path.stat().st_size > 1000 for path in tmp_path.glob("profile/**/*.xplane.pb")] == [True]
+    assert '"generated_tokens": 2' in (tmp_path / "log").read_text()
+    # What cannot be recorded is told before anything is loaded, and leaves no answers.
+    status, _, err = run(
+        ["batch", "--model", "no-such-model", *paths, "--no-resume", "--profile", "/dev/null/x"], capsys
+    )
+    assert status == 2 and "profile directory" in err
 
 
 @pytest.mark.slow

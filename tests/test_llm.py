@@ -46,6 +46,26 @@ def test_smollm2_continues_ten_prompts_as_transformers_does(smollm2):
     held_to_transformers(smollm2, "smollm2-135m-q4_1")
 
 
+def test_the_engine_is_watched_through_the_door(tiny, tmp_path, monkeypatch):
+    tiny.generate([[3]], SamplingParams(max_tokens=2, ignore_eos=True))  # what a load leaves compiling is there then
+    before, seen = tiny.stats(), []
+    monkeypatch.setattr(tiny, "_progress", lambda *stage: seen.append(stage))
+    with tiny.profile(tmp_path / "profile"):
+        with pytest.raises(ConfigError, match="is being profiled; end that profile first"), tiny.profile(tmp_path):
+            pass
+        # No other test of this model meets so long a prompt beside rules of such kinds.
+        result = tiny.generate([[3] * 70], SamplingParams(max_tokens=3, logprobs=1, top_k=5, ignore_eos=True))[0]
+    after = tiny.stats()
+    assert result.usage.generated_tokens == after.generated_tokens - before.generated_tokens == 3
+    assert after.prompt_tokens - before.prompt_tokens == 70
+    assert any(path.is_file() for path in (tmp_path / "profile").glob("**/*.xplane.pb"))
+    late = [stage for stage in seen if stage[0].startswith("compile ")]
+    assert len(late) == 2 * (after.num_compiles - before.num_compiles) > 0
+    assert late[0][1:] == (0, 1) and late[1] == (late[0][0], 1, 1)
+    with pytest.raises(ConfigError, match="profile directory '/dev/null/x' cannot be written"):
+        tiny.profile("/dev/null/x").__enter__()
+
+
 @pytest.mark.slow
 def test_gemma3_continues_ten_prompts_as_transformers_does():
     held_to_transformers(LLM("gemma3-270m", max_sequences=16, max_context_tokens=1024), "gemma3-270m-q4_k_m")

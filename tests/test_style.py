@@ -35,6 +35,7 @@ RANKS = {
     "metrale_jax.loading": 8,
     "metrale_jax.evaluation": 8,
     "metrale_jax.results": 8,
+    "metrale_jax.request_log": 8,
     "metrale_jax.rules": 8,
     "metrale_jax.answers": 9,
     "metrale_jax.runtime": 9,
@@ -51,6 +52,8 @@ MAX_FUNCTION_LINES = 60
 EXCUSED_MODULES = {
     "metrale_jax/engine/loop.py": "one class that owns the pool and every transition of a request",
 }
+# What strangers hang on the engine may raise anything; it is logged and counted.
+BROAD_PLACES = {"metrale_jax/engine/hooks.py"}
 EXCUSED_FUNCTIONS: dict[str, str] = {}
 # `outline` makes functions inside a step; nothing is dispatched there.
 JIT_PLACES = {"metrale_jax/steps/build.py", "metrale_jax/checkpoint/place.py", "metrale_jax/models/outline.py"}
@@ -125,7 +128,8 @@ def test_library_code_has_no_hidden_inputs(path):
         assert not isinstance(node, ast.Global), "no globals"
         if isinstance(node, ast.ExceptHandler):
             broad = node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception")
-            assert not broad or any(isinstance(item, ast.Raise) for item in ast.walk(node)), "no swallowed exceptions"
+            raised = any(isinstance(item, ast.Raise) for item in ast.walk(node))
+            assert not broad or raised or name in BROAD_PLACES, "no swallowed exceptions"
         if isinstance(node, ast.Attribute):
             whole = ast.unparse(node)
             assert whole not in ("os.environ", "os.getenv"), f"{name} reads the environment"

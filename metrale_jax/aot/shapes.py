@@ -21,6 +21,7 @@ from metrale_jax.models.registry import family_for
 from metrale_jax.sharding.rules import named_sharding
 from metrale_jax.state.paged import AXES as KV_AXES
 from metrale_jax.state.pool import Pool, abstract_pool
+from metrale_jax.steps.serving import ChunkRows, DecodeRows
 
 # SmolLM2-135M's odd widths and tied embedding; few layers and a small vocabulary, which add compile time and no shape.
 SMALL = MappingProxyType(
@@ -185,9 +186,17 @@ def _mixed(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
     return *_decode(model, sizes, mesh), *_prefill(model, sizes, mesh)
 
 
+def _advance(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
+    decode_state, prefill_state, tokens, lengths = _mixed(model, sizes, mesh)
+    slots = _placed((sizes.num_sequences,), jnp.int32, mesh)
+    decoding = DecodeRows(decode_state.replace(sampling=()), slots)
+    last_tokens = _placed((sizes.num_sequences + 1,), jnp.int32, mesh)
+    return last_tokens, decoding, ChunkRows(prefill_state.replace(sampling=()), tokens, lengths)
+
+
 # What each step takes after params and pool.
 ARGUMENTS: Mapping[str, Callable[[Model, StepSizes, Mesh], tuple]] = MappingProxyType(
-    {"prefill": _prefill, "decode": _decode, "verify": _verify, "mixed": _mixed}
+    {"prefill": _prefill, "decode": _decode, "verify": _verify, "mixed": _mixed, "advance": _advance}
 )
 
 

@@ -26,14 +26,15 @@ def sampling_row(request: Request, tokens: Sequence[int] = ()) -> SamplingRow:
 class SamplingColumns:
     """Sampling parameters by slot, written when a request is first seen in it; slot 0 is padding.
 
-    `extras [U]` says who needs `SamplingExtras`, `logprobs [U]` how many likeliest tokens are asked for, -1 for none.
+    `extras [U]` says who needs `SamplingExtras` and `penalties [U]` who needs a history in them, `logprobs [U]` how
+    many likeliest tokens are asked for, -1 for none.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, num_stop_ids: int):
         self._sizes = vocab_size, num_stop_ids
         self._columns = _arrays(sampling_state([None] * (num_slots + 1), *self._sizes))
         self._owners = [0] * (num_slots + 1)
-        self.extras = np.zeros(num_slots + 1, bool)
+        self.extras, self.penalties = np.zeros((2, num_slots + 1), bool)
         self.logprobs = np.full(num_slots + 1, -1)
 
     def rows(self, requests: Sequence[Request], slots: np.ndarray) -> SamplingState:
@@ -49,6 +50,8 @@ class SamplingColumns:
         for name, row in _arrays(sampling_state([sampling_row(request)], *self._sizes)).items():
             self._columns[name][slot] = row[0]
         self.extras[slot] = needs_extras(params) or request.constraint is not None
+        penalties = params.presence_penalty, params.frequency_penalty
+        self.penalties[slot] = params.repetition_penalty != 1 or any(penalties)
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self._owners[slot] = request.request_id
 

@@ -4,8 +4,7 @@
 Arrays go in as numpy and results stay on the device until `fetch`. Every call returns before the device is done.
 """
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,10 +13,10 @@ import jax
 import numpy as np
 
 from metrale_jax.core.sequence import SequenceState
-from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.buckets import Advance, ShapePlan
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.models.decoder import DecoderParams
-from metrale_jax.state.pool import make_pool, zeros
+from metrale_jax.state.pool import zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates, ChunkRows, DecodeRows, DrawRows
@@ -64,7 +63,7 @@ class Device:
         self._programs: dict[tuple, Callable] = {}
         self._zeros: dict[int, jax.Array] = {}
         layout = steps.model.layout
-        self._fresh_pool = partial(make_pool, layout, (num_blocks,) * len(layout.groups), fill)
+        self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
         self.num_groups = len(layout.groups)
         self.reset()
@@ -83,6 +82,10 @@ class Device:
         """Programs compiled so far."""
         return self._steps.num_compiles
 
+    def has_run(self, sizes: Advance) -> bool:
+        """Whether a step of these sizes ran before: else its program may have to be compiled first."""
+        return ("advance", sizes) in self._programs
+
     def resident(self, arrays: Any) -> Any:
         """`arrays` on the device, for use in several steps."""
         return jax.device_put(arrays)
@@ -91,7 +94,10 @@ class Device:
         """Runs the last tokens of `decoding` and the tokens of `chunks`; one of them may be None."""
         decode = () if decoding is None else decode_rows(decoding, self._none(len(decoding.seq_lens)))
         fill = () if chunks is None else chunk_rows(chunks, self._none(len(chunks.lengths)))
-        sizes = decoding and len(decoding.seq_lens), chunks and (len(chunks.tokens), len(chunks.lengths))
+        sizes = Advance(
+            0 if decoding is None else len(decoding.seq_lens),
+            *((0, 0) if chunks is None else (len(chunks.tokens), len(chunks.lengths))),
+        )
         arguments = self._params, self.pool, self.last_tokens, decode, fill
         self.pool, ends, rows = self._run("advance", sizes, *arguments)
         return Hidden(ends, rows)
@@ -129,7 +135,7 @@ class Device:
                 sources[copy.group][column], targets[copy.group][column] = copy.source, copy.target
             self.pool = self._run("copy_blocks", (), self.pool, sources, targets)
 
-    def _run(self, name: str, sizes: tuple, *arguments, **static) -> Any:
+    def _run(self, name: str, sizes: Hashable, *arguments, **static) -> Any:
         """The results of a program, which is found by `sizes`: nothing else of its arguments' shapes varies over one
         pool, and to look at them all costs more than all that the host does for eight sequences. A program raises
         TypeError for shapes that it was not compiled for."""
@@ -148,11 +154,6 @@ class Device:
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
-
-    @staticmethod
-    def trace(directory: str) -> contextlib.AbstractContextManager:
-        """A context in which JAX's profiler records to `directory`."""
-        return jax.profiler.trace(directory)
 
 
 def head_of(params: DecoderParams) -> DecoderParams:

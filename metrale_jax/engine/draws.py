@@ -44,8 +44,8 @@ class _Kept:
 class _Drawn:
     """What the last draw was made of: its requests, their rows, and how much of each history is known.
 
-    `rows` are slots, zeros for `DrawRows.pending`, and the state with all of its extras that stays; `history` and
-    `mask` are the others, None for a state without extras.
+    `rows` are slots, zeros for `DrawRows.pending`, and the state with all of its extras that stays. `mask` and
+    `history` change; they are None without extras, and `history` without penalties too.
     """
 
     requests: list[Request]
@@ -117,35 +117,44 @@ class Draws:
         slots = padded([request.slot for request in requests], size)
         sampling, history, mask, known = self._columns.rows(requests, slots), None, None, []
         if self._columns.extras[slots].any():
-            rows = [sampling_row(request, request.tokens(0, request.num_tokens)) for request in requests]
+            penalties = self._columns.penalties[slots].any()
+            known = [request.num_tokens if penalties else 0 for request in requests]
+            rows = [sampling_row(one, one.tokens(0, count)) for one, count in zip(requests, known, strict=True)]
             wide = [*rows, *[None] * (size - len(rows))]
             extras = sampling_extras(wide, self._limits.vocab_size, self._limits.max_context_tokens)
-            history, mask, known = extras.history, extras.mask, [request.num_tokens for request in requests]
-            sampling = sampling.replace(extras=extras.replace(history=(), mask=()))
+            mask, history = extras.mask, extras.history if penalties else None
+            sampling = sampling.replace(extras=extras.replace(mask=(), history=() if penalties else extras.history))
         num_logprobs = self.num_logprobs(int(self._columns.logprobs[slots].max()))
         rows = _Kept((slots, np.zeros(size, bool), sampling))
         return _Drawn(list(requests), size, rows, history, mask, known, num_logprobs)
 
     def _draw_rows(self, drawn: _Drawn, device: Device) -> DrawRows:
         slots, pending, sampling = drawn.rows.on(device)
-        if drawn.history is not None:  # else nobody looks at what is pending
+        if drawn.mask is not None:
+            sampling = self._with_mask(drawn, sampling)
+        if drawn.history is not None:
             pending = padded([request.in_flight > 1 for request in drawn.requests], drawn.size).astype(bool)
             sampling = self._with_history(drawn, sampling)
         positions = padded([request.seq_len for request in drawn.requests], drawn.size)
         return DrawRows(slots, positions, pending, sampling)
 
+    # What the device may still read of an earlier step is not written to.
+
+    def _with_mask(self, drawn: _Drawn, sampling: SamplingState) -> SamplingState:
+        mask = drawn.mask.copy()
+        for row, request in enumerate(drawn.requests):
+            if request.constraint is not None and not request.finished:
+                mask[row] = _mask(request)
+        return sampling.replace(extras=sampling.extras.replace(mask=mask))
+
     def _with_history(self, drawn: _Drawn, sampling: SamplingState) -> SamplingState:
-        """The state with histories and masks as they are now; the device may still read those of earlier steps."""
-        history, mask = drawn.history.copy(), drawn.mask.copy()
+        history = drawn.history = drawn.history.copy()
         for row, request in enumerate(drawn.requests):
             start, stop = drawn.known[row], request.num_tokens
             if stop > start:
                 history[row, start:stop] = request.tokens(start, stop)
                 drawn.known[row] = stop
-            if request.constraint is not None and not request.finished:
-                mask[row] = _mask(request)
-        drawn.history, drawn.mask = history, mask
-        return sampling.replace(extras=sampling.extras.replace(history=history, mask=mask))
+        return sampling.replace(extras=sampling.extras.replace(history=history))
 
 
 def _picks(drawing: Drawing, size: int, num_ends: int) -> np.ndarray | None:

@@ -65,6 +65,8 @@ class Lease:
     def wanted(self, num_tokens: int, written: int) -> tuple[int, ...]:
         """Free blocks of each group that `grow` with these arguments takes, copies on write included; exact."""
         missing = self.missing(num_tokens)
+        if not self.forked:
+            return (missing,) * len(self.tables)
         return tuple(
             missing + len(self._shared(allocator, table, written))
             for allocator, table in zip(self.allocators, self.tables, strict=True)
@@ -101,6 +103,8 @@ class Lease:
         """Gives back blocks that no later token can see; whether any were."""
         dropped = False
         for allocator, table, window in zip(self.allocators, self.tables, self.windows, strict=True):
+            if not window:
+                continue
             first = first_visible_block(seq_len, window, self.block_size)
             for index in range(min(first, len(table)) - 1, -1, -1):
                 if not table[index]:

@@ -19,6 +19,7 @@ from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.device import FAILURES, Device
 from metrale_jax.engine.draws import Draws
+from metrale_jax.engine.hooks import Hook, ignore, told
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.reader import not_finite, read_prompt_scores, read_tokens
@@ -45,7 +46,11 @@ class Launched:
 
 
 class Engine:
-    """Continuous batching of requests over one device. `recompute_len` is the model's (see `ModelConfig`)."""
+    """Continuous batching of requests over one device. `recompute_len` is the model's (see `ModelConfig`).
+
+    `on_finish(request)` is called once for each request that was taken, however it ends, the answers of n each and a
+    beam search as one; what it raises is logged. It runs inside a step, so it must be quick and not call the engine.
+    """
 
     def __init__(
         self,
@@ -54,13 +59,15 @@ class Engine:
         shapes: ShapePlan,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
+        on_finish: Hook = ignore,
     ):
         self.device, self.memory, self.shapes, self.limits, self.clock = device, memory, shapes, limits, clock
+        self.on_finish = on_finish
         self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
         self.waiting = WaitingQueue()
         self.filling: list[Request] = []
         self.running: dict[int, Request] = {}
-        self.counters = Counters()
+        self.counters = Counters(clock())
         sizes = shapes.prefill_sizes if shapes.step_tokens else ()
         self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, sizes, shapes.step_tokens)
         self._draws = Draws(self.slots, shapes, limits)
@@ -117,10 +124,13 @@ class Engine:
         except BaseException:
             self._recover((), "", pool_lost=True)
             raise
+        finally:
+            self.counters.enter("idle", self.clock())
         return self.has_work
 
     def _step(self) -> None:
         began = self.clock()
+        self.counters.enter("plan", began)
         self._end_late_ones(began)
         decoding, copies = self._rows_with_room()
         chunks = self._planned_chunks(len(decoding))
@@ -128,12 +138,10 @@ class Engine:
             self._guarded(decoding, lambda: self.device.copy_blocks(copies))
             decoding = [request for request in decoding if request.lease is not None]
             chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
-        planned = self.clock()
+        self.counters.enter("launch", self.clock())
         num_launched = sum(self._launch(*part) for part in self._parts(decoding, chunks))
-        launched = self.clock()
         while len(self._unread) > num_launched:
             self._read_oldest()
-        self.counters.time_step(planned - began, launched - planned, self.clock() - launched)
 
     def stats(self) -> EngineStats:
         """How the engine stands now."""
@@ -265,8 +273,8 @@ class Engine:
             one.slot = self.slots.claim()
             one.started_at = one.started_at or self.clock()
         self.slots.write(request.slot, request.lease)
-        if not request.output and not request.num_preemptions:
-            request.cached_tokens = request.seq_len
+        if not request.entered:
+            request.cached_tokens, request.entered = request.seq_len, True
             self.counters.count_prompt(len(request.prompt), request.cached_tokens)
         self.filling.append(request)
 
@@ -285,10 +293,20 @@ class Engine:
 
     def _launch(self, decoding: list[Request], chunks: list[Chunk]) -> bool:
         """Dispatches a program; returns whether there is something to read of it."""
+        if not decoding and not chunks:
+            return False
         sizes = self.shapes.advance(len(decoding), sum(size for _, size in chunks), len(chunks))
+        if not self.device.has_run(sizes) and self._unread:
+            # What is drawn already need not wait for a compiler.
+            self._read_all()
+            return self._launch(
+                [request for request in decoding if request.lease is not None],
+                [chunk for chunk in chunks if chunk[0].lease is not None],
+            )
         requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
         launched = self._guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
         if launched is not None:
+            self.counters.num_steps += 1
             self._unread.append(launched)
         return launched is not None
 
@@ -310,7 +328,7 @@ class Engine:
                 drawing += [(row, one) for one in self._joined(request)]
         if not drawing:
             return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
-        if any(request.constraint is not None for _, request in drawing):
+        if any([request.constraint is not None for _, request in drawing]):
             resets = self._num_resets
             self._read_all()
             if resets != self._num_resets:
@@ -344,7 +362,7 @@ class Engine:
         request.followers = []
         for one in followers:
             one.lease, one.seq_len, one.known_len = request.lease.fork(), request.seq_len, request.known_len
-            one.cached_tokens = request.cached_tokens
+            one.cached_tokens, one.entered = request.cached_tokens, True
             self.slots.write(one.slot, one.lease)
         for one in (request, *followers):
             one.in_flight += 1
@@ -389,7 +407,13 @@ class Engine:
             self._read_oldest()
 
     def _read_oldest(self) -> None:
-        launched = self._unread.popleft()
+        before = self.counters.enter("read", self.clock())
+        try:
+            self._read(self._unread.popleft())
+        finally:
+            self.counters.enter(before, self.clock())
+
+    def _read(self, launched: Launched) -> None:
         try:
             found = tuple(candidates for _, _, candidates in launched.searches)
             host, scores, found = self.device.fetch((launched.out, launched.scores, found))
@@ -407,8 +431,9 @@ class Engine:
             return
         if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
             self.memory.forget()  # what made it may be among the kept blocks
-        ended = list(read_tokens(host, launched.rows, self.clock()))
-        self.counters.generated_tokens += len(launched.rows)
+        now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])
+        ended = list(read_tokens(host, launched.rows, now))
+        self.counters.count_generated(sum([len(request.output) for _, request in launched.rows]) - before, now)
         for request, reason, error in ended:
             if error is not None:
                 self._fail(request, error)
@@ -424,8 +449,9 @@ class Engine:
         if not candidates.finite[: len(rows)].all():
             self._fail(leader, not_finite(leader))
             return
-        leader.first_token_at = leader.first_token_at or self.clock()
-        self.counters.generated_tokens += 1
+        now = self.clock()
+        leader.first_token_at = leader.first_token_at or now
+        self.counters.count_generated(1, now)
         if search.advance(candidates.ids[: len(rows)], candidates.logprobs[: len(rows)]):
             leader.hypotheses = search.hypotheses
             leader.output = list(leader.hypotheses[0].tokens) if leader.hypotheses else []
@@ -450,14 +476,14 @@ class Engine:
         request.finished_at = self.clock()
         self.counters.finished[reason] += 1
         self._withdraw(request, keep=reason != "error")
-        if request.search is not None:
-            return
-        followers = [one for one in request.followers if not one.finished]
+        followers = [one for one in request.followers if not one.finished] if request.search is None else []
         if followers:
             # They go on without the one that ran their prompt.
             request.followers = []
             followers[0].followers = followers[1:]
             self.waiting.push(followers[0])
+        if not told(self.on_finish, request):
+            self.counters.num_unreported += 1
 
     def _withdraw(self, request: Request, keep: bool) -> None:
         """Takes back all that a request holds, its followers' slots and its beams included."""

@@ -9,6 +9,7 @@ from metrale_jax.core.config import rope_regime
 from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.buckets import ShapePlan, make_shape_plan
 from metrale_jax.engine.device import Device
+from metrale_jax.engine.hooks import Hook, ignore
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.settings import EngineConfig, blocks_for
@@ -24,6 +25,7 @@ def make_engine(
     fill: Callable = zeros,
     clock: Callable[[], float] = time.monotonic,
     shapes: ShapePlan | None = None,
+    on_finish: Hook = ignore,
 ) -> Engine:
     """An idle engine with a pool of its own; `fill` makes the pool's arrays (tests pass NaN)."""
     model = steps.model
@@ -43,4 +45,4 @@ def make_engine(
         recompute_len=model.config.recompute_len,
     )
     device = Device(steps, params, num_blocks, shapes, fill)
-    return Engine(device, memory, shapes, limits, clock)
+    return Engine(device, memory, shapes, limits, clock, on_finish)

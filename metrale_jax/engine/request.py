@@ -27,7 +27,9 @@ class TokenLogprob:
 class RequestMetrics:
     """Seconds since the request was queued, on a monotonic clock; 0 where the point was not reached.
 
-    `queued_s` is when its prompt began to run, `first_token_s` and `finished_s` say for themselves.
+    `queued_s` is when its prompt began to run, so how long it was queued; `first_token_s` when the host had its first
+    token, which is also when its prompt was done: the step that runs a prompt's end draws from it. `finished_s` is when
+    it ended. A request that is run again keeps the moments that it has.
     """
 
     queued_s: float
@@ -53,7 +55,8 @@ class Request:
     `seq_len` counts tokens whose keys and values are dispatched; `in_flight` counts drawn tokens that the host has not
     seen yet. `known_len` is the length under which the sequence was first run, which length-dependent rotary
     embeddings go by. `slot` is its row of the engine's slot table, 0 for none. `followers` are the other answers to
-    the same prompt: they fork from this one where its prompt ends. `search` is the beam search that this is a row of,
+    the same prompt: they fork from this one where its prompt ends. `entered` says that its prompt was begun, be it to
+    be run again, and is counted. `search` is the beam search that this is a row of,
     or None; such rows wait for each step to be read.
     """
 
@@ -82,6 +85,7 @@ class Request:
     in_flight: int = 0
     known_len: int = 0
     cached_tokens: int = 0
+    entered: bool = False
     finish_reason: str = ""
     error: MetraleError | None = None
     started_at: float = 0.0

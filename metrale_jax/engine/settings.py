@@ -25,7 +25,7 @@ class EngineConfig:
     max_sequences: int = 32
     max_context_tokens: int = 4096
     block_size: int = 16
-    kv_cache_bytes: int = 256 << 20
+    kv_cache_bytes: int = 192 << 20
     prefill_tokens: int = 512
     prefill_rows: int = 8
     prefix_cache: bool = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiling ahead: the arguments of each program as shapes only, so that it can begin before the weights are there."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import MAX_LOGPROBS
 from metrale_jax.sampling.rows import sampling_state
-from metrale_jax.state.pool import abstract_pool
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.serving import DrawRows
 
@@ -65,8 +64,8 @@ def abstract_params(specs: DecoderParams, dtype: str) -> DecoderParams:
 
 
 def first_programs(shapes: ShapePlan) -> tuple[Program, ...]:
-    """What a lone short prompt needs."""
-    return (shapes.advance(0, 1, 1), shapes.advance(1, 0, 0), Draw(1))
+    """What a lone short prompt needs: the first two for its first token, then one to go on."""
+    return (shapes.advance(0, 1, 1), Draw(1), shapes.advance(1, 0, 0))
 
 
 def all_programs(shapes: ShapePlan, vocab_size: int) -> tuple[Program, ...]:
@@ -80,10 +79,13 @@ def all_programs(shapes: ShapePlan, vocab_size: int) -> tuple[Program, ...]:
     return (*advances, *draws, *scores, *picks, Copy())
 
 
-def compile_programs(steps: Steps, params: Any, config: EngineConfig, wanted: Sequence[Program]) -> Iterator[Program]:
-    """Compiles the wanted programs, two at a time, and yields each when done; `params` may be shapes only.
+def compile_programs(
+    steps: Steps, params: Any, config: EngineConfig, wanted: Sequence[Program]
+) -> list[Future[Program]]:
+    """The wanted programs as they will be compiled, two at a time in this order; `params` may be shapes only.
 
-    Most of a compile runs on one core, so that two take little longer than one.
+    Most of a compile runs on one core, so that two take little longer than one. It goes on after this returns: whoever
+    needs a program before it is done waits for it.
     """
     plan = _Plan(steps, params, config)
 
@@ -91,8 +93,10 @@ def compile_programs(steps: Steps, params: Any, config: EngineConfig, wanted: Se
         plan.compile(program)
         return program
 
-    with ThreadPoolExecutor(max_workers=2) as workers:
-        yield from workers.map(compiled, wanted)
+    workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compile")
+    promised = [workers.submit(compiled, program) for program in wanted]
+    workers.shutdown(wait=False)
+    return promised
 
 
 class _Plan:
@@ -103,7 +107,7 @@ class _Plan:
         model = steps.model
         self.shapes = make_shape_plan(config, len(model.config.eos_token_ids))
         self.num_groups = len(model.layout.groups)
-        self.pool = abstract_pool(model.layout, (blocks_for(model.layout, config),) * self.num_groups)
+        self.pool = steps.abstract_pool((blocks_for(model.layout, config),) * self.num_groups)
         self.last_tokens = np.zeros(self.shapes.num_slots + 1, np.int32)
 
     def compile(self, program: Program) -> None:

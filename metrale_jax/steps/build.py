@@ -7,15 +7,18 @@ load, and a count that moves after warm-up is a fact and not a guess.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import SingleDeviceSharding
 
 from metrale_jax.models.decoder import Model
-from metrale_jax.state.pool import Pool, copy_blocks
+from metrale_jax.state.pool import Pool, abstract_pool, copy_blocks, make_pool, zeros
 from metrale_jax.steps.decode import decode
 from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
@@ -59,14 +62,29 @@ def jitted_step(name: str, model: Model, pool_formats: Pool | None = None, **sta
     return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True, out_shardings=results)
 
 
+def row_major(device: jax.Device) -> Callable[[Any], Format]:
+    """The format of a pool array on `device`, as a function of the array: rows of heads lie as the steps work on them.
+
+    A TPU's default layout puts the dimension that pads least last, and each step would begin and end with a copy.
+    """
+    return lambda leaf: Format(Layout(tuple(range(leaf.ndim))), SingleDeviceSharding(device))
+
+
 class Steps:
     """Executables of one model, made on demand and kept. Safe to ask from several threads.
 
-    `num_compiles` counts the executables made so far.
+    `pool_format` gives the format of each pool array, which then arrives and leaves in it; None leaves it to the
+    backend. `num_compiles` counts the executables made so far. Each is compiled inside the context `on_compile(name)`,
+    which may be set at any time; several threads may be in one at once.
     """
 
-    def __init__(self, model: Model):
-        self.model = model
+    def __init__(
+        self,
+        model: Model,
+        pool_format: Callable[[Any], Format] | None = None,
+        on_compile: Callable[[str], AbstractContextManager] = nullcontext,
+    ):
+        self.model, self.pool_format, self.on_compile = model, pool_format, on_compile
         self._made: dict[tuple, Future] = {}
         self._lock, self._tracing = Lock(), Lock()
 
@@ -94,9 +112,11 @@ class Steps:
             try:
                 # One at a time: what is traced for one program may be reused by the next, and a program's text, which
                 # compiled ones are found again by, must not depend on who traced first.
-                with self._tracing:
-                    lowered = self._jitted(name, static).lower(*arguments)
-                future.set_result(lowered.compile())
+                with self.on_compile(name):
+                    with self._tracing:
+                        lowered = self._jitted(name, arguments, static).lower(*arguments)
+                    compiled = lowered.compile()
+                future.set_result(compiled)
             except BaseException as error:
                 with self._lock:
                     del self._made[key]
@@ -104,13 +124,30 @@ class Steps:
                 raise
         return future.result()
 
-    def _jitted(self, name, static):
+    def make_pool(self, num_blocks: tuple[int, ...], fill: Callable = zeros) -> Pool:
+        """A fresh pool of `num_blocks[g]` blocks in group g, in the format of these steps."""
+        # Made where it stays: a pool that was moved would be there twice for a moment.
+        formats = self._formats(abstract_pool(self.model.layout, num_blocks))
+        return jax.jit(partial(make_pool, self.model.layout, num_blocks, fill), out_shardings=formats)()
+
+    def abstract_pool(self, num_blocks: tuple[int, ...]) -> Pool:
+        """Shapes and formats of what `make_pool` makes."""
+        pool = abstract_pool(self.model.layout, num_blocks)
+        if self.pool_format is None:
+            return pool
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.pool_format(x)), pool)
+
+    def _formats(self, pool):
+        return None if self.pool_format is None else jax.tree.map(self.pool_format, pool)
+
+    def _jitted(self, name, arguments, static):
         if name in STEPS:
-            return jitted_step(name, self.model, **static)
+            return jitted_step(name, self.model, self._formats(arguments[1]), **static)
         if name in HEADS:
             return jax.jit(partial(HEADS[name], self.model, **static))
         function, donated = UPKEEP[name]
-        return jax.jit(function, donate_argnums=donated)
+        formats = self._formats(arguments[0]) if donated else None
+        return jax.jit(function, donate_argnums=donated, out_shardings=formats)
 
     def _shape_key(self, name, arguments):
         # Params never change shape under one model; hashing their hundreds of leaves each step would cost more than the

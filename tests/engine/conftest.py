@@ -58,6 +58,7 @@ class PaddedSteps:
 
     def __init__(self, steps, shapes: ShapePlan):
         self.model, self._steps, self._shapes = steps.model, steps, shapes
+        self.make_pool = steps.make_pool
 
     def run(self, name, params, pool, state, *chunk):
         if chunk:

@@ -122,6 +122,7 @@ def random_job(choose: Choose, max_sequences: int) -> Job:
         ignore_eos=constraint is None and choose(0, 3) > 0,
         stop_token_ids=(5,) if rare == 9 else (),
         banned_token_ids=(3, 4) if rare in (2, 10) else (),
+        repetition_penalty=1.5 if rare in (6, 11) else 1.0,  # which the device ignores, but for the history's sake
         bad_words=[[7, 8], [2]] if rare == 11 else (),
         regex="any" if constraint else None,
         logprobs=choose(0, 2) if rare in (5, 8, 12) else None,
@@ -213,8 +214,9 @@ class World:
         windows = WINDOWS[choose(0, len(WINDOWS) - 1)]
         regime, recompute_len = REGIMES[choose(0, len(REGIMES) - 1)]
         self.num_blocks, self.num_slots = choose(5, 24), choose(1, 6)
-        self.shapes = ShapePlan(self.num_slots, -(-CONTEXT // BLOCK), choose(3, 24), choose(1, self.num_slots), 8)
-        self.keep = choose(0, 3) > 0
+        sizes = choose(3, 24), choose(1, self.num_slots), 8
+        self.keep, mixes, step_tokens = choose(0, 3) > 0, choose(0, 1) > 0, choose(0, 4)
+        self.shapes = ShapePlan(self.num_slots, -(-CONTEXT // BLOCK), *sizes, mixes, step_tokens)
         self.rules = Rules(regime, recompute_len, VOCAB)
         memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep)
         limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len)
@@ -408,7 +410,8 @@ class World:
             expect(self.steps - start < most, f"work is left after {most} steps")
         self.check()
         expect(not self.live, "an answer is missing")
-        expect(self.device.num_failed or not any(one.request.in_flight for one in self.sent), "tokens are in flight")
+        drawing = [one.request for one in self.sent if not one.job.params.beam_width]
+        expect(self.device.num_failed or not any(one.in_flight for one in drawing), "tokens are in flight")
         self.check_order()
         expect(self.engine.slots.num_free == self.num_slots, "an idle engine holds slots")
         memory = self.engine.memory

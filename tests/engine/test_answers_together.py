@@ -238,7 +238,7 @@ def assert_log_probabilities(entries, tokens, expected, count):
         np.testing.assert_allclose(row[ids], np.sort(row)[::-1][:count], atol=1e-4)
 
 
-@pytest.mark.parametrize(("chunk", "usable_blocks"), [(16, None), (128, None), (16, 24)])
+@pytest.mark.parametrize(("chunk", "usable_blocks"), [(16, None), (128, None), (16, 30)])
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probabilities_are_the_models_whatever_is_cached_or_cut(kit, name, chunk, usable_blocks):
     kit = kit(name, config=LONG)

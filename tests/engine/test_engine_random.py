@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.engine.engine_world import World, random_job
+from metrale_jax.sampling.params import SamplingParams
+from tests.engine.engine_world import STEMS, Job, World, random_job
 from tests.engine.fake_device import Violation
 
 CALLS = ("advance", "draw", "candidates", "score", "copy", "fetch")
@@ -98,7 +99,7 @@ def test_random_loads_meet_every_event_and_give_solo_answers():
     requests = [one.request for one in sent]
     reasons = {request.finish_reason for request in requests}
     assert reasons == {"stop", "length", "abort", "error"}
-    assert {one.reason for one in sent} == {"stop", "length", "error"}
+    assert {one.reason for one in sent} == {"stop", "length", "error", ""}  # none is known of a search
     assert sum(world.steps for world in worlds) > 5000
     assert sum(request.num_preemptions > 0 for request in requests) > 30
     assert sum(request.cached_tokens for request in requests) > 1000
@@ -212,3 +213,66 @@ def test_a_spoiled_engine_is_caught(change):
 
 def test_an_unspoiled_engine_is_not():
     spoiled(lambda engine: None)
+
+
+def quiet_world(num_slots: int = 4) -> World:
+    """One group without a window, blocks for all, prompts of any length in one step, and a cache."""
+    values = iter([0, 0, 60, num_slots, 60, num_slots, 1, 1, 0])
+    return World(lambda low, high: next(values))
+
+
+def job(num_answers: int = 1, length: int = 9, stem: int = 0, watch=("none", 0), constraint=None, **params) -> Job:
+    plain = {"max_tokens": 12, "ignore_eos": constraint is None, "n": num_answers}
+    sampling = SamplingParams(**{**plain, **params}, regex="any" if constraint else None)
+    return Job(tuple(STEMS[stem][:length]), sampling, tuple(range(num_answers)), watch, constraint)
+
+
+def reasons_of(world: World) -> list[str]:
+    return [one.request.finish_reason for one in world.sent]
+
+
+def test_an_answer_cancelled_before_its_prompt_ran_takes_no_slot():
+    world = quiet_world()
+    world.submit(job(3))
+    world.engine.cancel(world.sent[1].request)
+    world.step()
+    assert world.engine.slots.num_free == 2
+    world.finish()
+    assert reasons_of(world) == ["length", "abort", "length"]
+
+
+def test_a_forked_answer_that_runs_again_reads_no_log_probabilities_of_others():
+    world = quiet_world()
+    world.submit(job(2, prompt_logprobs=1))
+    for _ in range(5):
+        world.step()
+    world.engine._read_all()
+    world.engine._requeue(world.sent[1].request)
+    world.submit(job(stem=1, prompt_logprobs=1))
+    world.finish()
+    assert [len(one.request.prompt_logprobs) for one in world.sent] == [8, 0, 8]
+
+
+def test_an_interrupt_while_results_are_awaited_loses_no_token():
+    world = quiet_world()
+    world.submit(job(2))
+    world.submit(job(stem=1, beam_width=2))
+    for _ in range(4):
+        world.step()
+    for nth in range(3):
+        world.fail("fetch", nth, takes_pool=True)
+    world.finish()
+    assert world.device.num_failed == 3
+    assert reasons_of(world) == ["length"] * 3
+
+
+def test_a_callback_that_raises_ends_its_own_request_alone():
+    world = quiet_world()
+    world.submit(job(watch=("fails", 3)))
+    world.submit(job(stem=1))
+    world.submit(job(stem=2, constraint=("stuck", 2)))
+    world.submit(job(stem=1, length=12, constraint=("plain", 0)))
+    world.finish()
+    assert reasons_of(world)[:3] == ["error", "length", "error"]
+    assert "raised KeyError(3) after 12 tokens" in str(world.sent[0].request.error)
+    assert world.sent[3].request.error is None
