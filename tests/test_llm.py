@@ -216,7 +216,7 @@ def test_the_longest_answers_of_a_list_run_first_and_come_back_in_order(tiny, mo
 
     monkeypatch.setattr(tiny.engine, "submit", spy)
     limits = [2, 5, None, 3]
-    params = [SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=range(131)) for limit in limits]
+    params = [SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=list(range(131))) for limit in limits]
     prompts = [[index + 3] * (index + 1) for index in range(4)]
     results = tiny.generate(prompts, params)
     assert submitted == [None, 5, 3, 2]

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 
 from protocol import Setup, run_peer
 
+# Above so many sequences the KV pool is given the size that a full engine needs, as the other engines' pools have.
+MANY_SEQUENCES, POOL_MIB = 32, 384
+
 
 class MetralePeer:
-    """`metrale_jax.LLM` with its defaults."""
+    """`metrale_jax.LLM` with its defaults, but for the KV pool of a crowd."""
 
     def __init__(self, setup: Setup):
         from metrale_jax import LLM, SamplingParams
@@ -15,6 +18,8 @@ class MetralePeer:
         self._params = SamplingParams
         # `--option` passes any other field of LLMConfig; numbers are read as such.
         options = {key: int(value) if value.isdigit() else value for key, value in setup.options.items()}
+        if setup.max_sequences > MANY_SEQUENCES:
+            options = {"kv_cache_mib": POOL_MIB} | options
         self._llm = LLM(str(setup.model), compile_cache=setup.cache_dir, **options)
 
     def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
