@@ -54,7 +54,8 @@ class Request:
     seen yet. `known_len` is the length under which the sequence was first run, which length-dependent rotary
     embeddings go by. `slot` is its row of the engine's slot table, 0 for none. `followers` are the other answers to
     the same prompt: they fork from this one where its prompt ends. `search` is the beam search that this is a row of,
-    or None; such rows wait for each step to be read.
+    or None; such rows wait for each step to be read. `fault` is what its constraint raised when it was last asked for a
+    mask: it ends the request, as its `error`, once the step that it left nothing to draw is read.
     """
 
     request_id: int
@@ -83,6 +84,7 @@ class Request:
     known_len: int = 0
     cached_tokens: int = 0
     finish_reason: str = ""
+    fault: MetraleError | None = None
     error: MetraleError | None = None
     started_at: float = 0.0
     first_token_at: float = 0.0
