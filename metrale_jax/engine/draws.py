@@ -165,8 +165,9 @@ def _picks(drawing: Drawing, size: int, num_ends: int) -> np.ndarray | None:
 
 def _mask(request: Request) -> np.ndarray | int:
     """The words of what may be drawn; none where the rule itself fails, which ends its own request alone."""
+    request.fault = None
     try:
         return request.constraint.mask()
     except FAILURES as error:
-        request.error = own_error(request, error)
+        request.fault = own_error(request, error)
         return 0

@@ -27,7 +27,7 @@ def read_tokens(
             continue
         for column in range(counts[row]):
             if not drawable[row][column]:
-                yield request, "error", request.error or _nothing_to_draw(request)
+                yield request, "error", request.fault or _nothing_to_draw(request)
                 break
             token = tokens[row][column]
             request.output.append(token)

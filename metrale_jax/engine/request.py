@@ -56,8 +56,9 @@ class Request:
     seen yet. `known_len` is the length under which the sequence was first run, which length-dependent rotary
     embeddings go by. `slot` is its row of the engine's slot table, 0 for none. `followers` are the other answers to
     the same prompt: they fork from this one where its prompt ends. `entered` says that its prompt was begun, be it to
-    be run again, and is counted. `search` is the beam search that this is a row of,
-    or None; such rows wait for each step to be read.
+    be run again, and is counted. `search` is the beam search that this is a row of, or None; such rows wait for each
+    step to be read. `fault` is what its constraint raised when it was last asked for a mask: it ends the request, as
+    its `error`, once the step that it left nothing to draw is read.
     """
 
     request_id: int
@@ -87,6 +88,7 @@ class Request:
     cached_tokens: int = 0
     entered: bool = False
     finish_reason: str = ""
+    fault: MetraleError | None = None
     error: MetraleError | None = None
     started_at: float = 0.0
     first_token_at: float = 0.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from metrale_jax.sampling.params import SamplingParams
-from tests.engine.engine_world import STEMS, Job, World, random_job
+from tests.engine.engine_world import LIMIT, STEMS, Job, World, random_job
 from tests.engine.fake_device import Violation
 
 CALLS = ("advance", "draw", "candidates", "score", "copy", "fetch")
@@ -182,6 +182,19 @@ def never_outgrow(engine):
     engine._restart_outgrown = lambda: None
 
 
+def run_again_at_will(engine):
+    rows = engine._rows_with_room
+
+    def again():
+        for request in [one for one in engine.running.values() if one.search is None and one.seq_len == 13]:
+            engine._read_all()
+            if not request.finished:
+                engine._requeue(request)
+        return rows()
+
+    engine._rows_with_room = again
+
+
 def forget_history(engine):
     fresh = engine._draws._fresh
 
@@ -201,6 +214,7 @@ FAULTS = (
     keep_stale_slots,
     drop_a_block_early,
     never_outgrow,
+    run_again_at_will,
     forget_history,
 )
 
@@ -215,9 +229,9 @@ def test_an_unspoiled_engine_is_not():
     spoiled(lambda engine: None)
 
 
-def quiet_world(num_slots: int = 4) -> World:
-    """One group without a window, blocks for all, prompts of any length in one step, and a cache."""
-    values = iter([0, 0, 60, num_slots, 60, num_slots, 1, 1, 0])
+def quiet_world(num_slots: int = 4, regime: int = 0, prefill_tokens: int = 60) -> World:
+    """One group without a window, blocks for all, and a cache."""
+    values = iter([0, regime, 60, num_slots, prefill_tokens, num_slots, 1, 1, 0])
     return World(lambda low, high: next(values))
 
 
@@ -276,3 +290,44 @@ def test_a_callback_that_raises_ends_its_own_request_alone():
     assert reasons_of(world)[:3] == ["error", "length", "error"]
     assert "raised KeyError(3) after 12 tokens" in str(world.sent[0].request.error)
     assert world.sent[3].request.error is None
+
+
+def test_an_answer_cancelled_while_its_past_is_run_again_has_run_each_token_once_more():
+    world = quiet_world(regime=2, prefill_tokens=6)
+    world.submit(job(length=1, max_tokens=21))
+    request = world.sent[0].request
+    while request.known_len <= LIMIT:
+        world.step()
+    world.step()
+    assert world.engine.filling == [request]
+    world.engine.cancel(request)
+    world.finish()
+    assert reasons_of(world) == ["abort"]
+    assert world.device.sequences[request.request_id].spans[-3:] == [(LIMIT - 1, LIMIT), (0, 6), (6, 12)]
+
+
+def test_an_answer_cancelled_before_its_constraint_is_seen_to_be_stuck_has_no_error():
+    world = quiet_world()
+    world.submit(job(constraint=("stuck", 2)))
+    request = world.sent[0].request
+    while request.fault is None:
+        world.step()
+    world.engine.cancel(request)
+    world.finish()
+    assert (request.finish_reason, request.error) == ("abort", None)
+
+
+def test_a_fault_in_a_step_that_was_lost_is_forgotten_when_it_runs_again():
+    world = quiet_world()
+    world.submit(job(constraint=("plain", 0)))
+    request = world.sent[0].request
+    while len(request.output) < 2:
+        world.step()
+    request.constraint.mask = {}.popitem
+    world.step()
+    assert "popitem" in str(request.fault)
+    del request.constraint.mask
+    world.fail("fetch", 0, takes_pool=True)
+    world.finish()
+    assert world.device.num_failed == 1
+    assert (request.error, reasons_of(world)) == (None, ["length"])
