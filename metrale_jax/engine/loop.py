@@ -24,13 +24,11 @@ from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.reader import not_finite, read_prompt_scores, read_tokens
 from metrale_jax.engine.request import Request
-from metrale_jax.engine.scheduler import Budget, Filling, View, Waiting, plan_chunks
+from metrale_jax.engine.roster import Chunk, Roster
 from metrale_jax.engine.search import Search, check_search, search_rows
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.engine.stats import Counters, EngineStats
 from metrale_jax.engine.waiting import WaitingQueue, rank_of
-
-Chunk = tuple[Request, int]
 
 
 @dataclass(frozen=True)
@@ -61,19 +59,14 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         on_finish: Hook = ignore,
     ):
-        self.device, self.memory, self.shapes, self.limits, self.clock = device, memory, shapes, limits, clock
+        self.device, self.shapes, self.limits, self.clock = device, shapes, limits, clock
         self.on_finish = on_finish
-        self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
-        self.waiting = WaitingQueue()
-        self.filling: list[Request] = []
-        self.running: dict[int, Request] = {}
         self.counters = Counters(clock())
-        sizes = shapes.prefill_sizes if shapes.step_tokens else ()
-        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, sizes, shapes.step_tokens)
+        self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
+        self.roster = Roster(memory, self.slots, shapes, self.counters, clock)
         self._draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
-        self._refused = (0, 0, 0)
         self._num_resets = 0
         self._num_submitted = 0
 
@@ -101,7 +94,7 @@ class Engine:
             Search(requests[0], width)
         else:
             requests[0].followers = requests[1:]
-        self.waiting.push(requests[0])
+        self.roster.waiting.push(requests[0])
         return requests
 
     def cancel(self, request: Request) -> None:
@@ -109,9 +102,29 @@ class Engine:
         self._finish(request, "abort")
 
     @property
+    def memory(self) -> Memory:
+        """The blocks, and what is kept of them."""
+        return self.roster.memory
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Requests that hold nothing yet."""
+        return self.roster.waiting
+
+    @property
+    def filling(self) -> list[Request]:
+        """Requests whose prompt is under way."""
+        return self.roster.filling
+
+    @property
+    def running(self) -> dict[int, Request]:
+        """Requests past their prompt, by id."""
+        return self.roster.running
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.waiting or self.filling or self.running or self._unread)
+        return bool(self.roster.num_waiting or self.roster.busy or self._unread)
 
     def step(self) -> bool:
         """Plans and launches one step, reads what is due, and says whether work is left.
@@ -133,7 +146,7 @@ class Engine:
         self.counters.enter("plan", began)
         self._end_late_ones(began)
         decoding, copies = self._rows_with_room()
-        chunks = self._planned_chunks(len(decoding))
+        chunks = self.roster.planned_chunks(len(decoding))
         if copies:
             self._guarded(decoding, lambda: self.device.copy_blocks(copies))
             decoding = [request for request in decoding if request.lease is not None]
@@ -149,11 +162,7 @@ class Engine:
 
     def check(self) -> None:
         """Asserts that everything held belongs to a request, and that an idle engine holds nothing."""
-        self.slots.check()
-        busy = [*self.filling, *self.running.values()]
-        assert len({request.request_id for request in busy}) == len(busy), "a request is in two places"
-        assert all(request.lease is not None and request.slot for request in busy)
-        self.memory.check(idle=not busy)
+        self.roster.check()
 
     def _end_late_ones(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -176,11 +185,11 @@ class Engine:
             self._restart_outgrown()
         copies: dict[Request, list[BlockCopy]] = {}
         while True:
-            decoding = [request for request in self.running.values() if request.wants_more]
+            decoding = [request for request in self.roster.running.values() if request.wants_more]
             for request in [one for one in decoding if one.seq_len >= one.lease.capacity]:
                 changed = request.lease.drop_behind_windows(request.seq_len)
                 first = len(request.lease.tables[0])
-                grown = self.memory.grow(request, request.seq_len + 1)
+                grown = self.roster.memory.grow(request, request.seq_len + 1)
                 if grown is None:
                     self._preempt_newest()
                     break
@@ -194,89 +203,24 @@ class Engine:
     def _restart_outgrown(self) -> None:
         """Sends back requests at the length where their rotary frequencies change: their past is run again."""
         limit = self.limits.recompute_len
-        outgrown = [r for r in self.running.values() if r.known_len <= limit <= r.seq_len]
+        outgrown = [r for r in self.roster.running.values() if r.known_len <= limit <= r.seq_len]
         if outgrown:
             self._read_all()
         for request in outgrown:
             if not request.finished:
                 request.known_len = request.num_tokens
-                self._requeue(request)
+                self.roster.requeue(request)
 
     def _preempt_newest(self) -> None:
-        before = len(self.running)
+        before = len(self.roster.running)
         self._read_all()
-        if len(self.running) < before:
+        if len(self.roster.running) < before:
             return  # some had ended
-        victims = [*self.running.values(), *self.filling]
-        if victims:
-            victim = max(victims, key=lambda request: (request.rank, request.request_id))
-            victim = victim.search.leader if victim.search is not None else victim
+        victim = max(self.roster.busy, key=lambda request: (request.rank, request.request_id), default=None)
+        if victim is not None:
             victim.num_preemptions += 1
             self.counters.num_preemptions += 1
-            self._requeue(victim)
-
-    def _requeue(self, request: Request) -> None:
-        """Back to the request's place in the queue; what it wrote stays cached as long as nobody needs the room."""
-        self._withdraw(request, keep=True)
-        if request.search is not None:
-            request.search.restart()
-        if len(request.prompt_logprobs) < len(request.prompt) - 1:
-            request.prompt_logprobs.clear()
-        self.waiting.push(request)
-
-    # Prefilling: whose prompt goes on, and who enters.
-
-    def _planned_chunks(self, num_decoding: int) -> list[Chunk]:
-        if not self.filling and not self.waiting:
-            return []
-        offered: dict[int, Request] = {}
-        view = View(
-            filling=[Filling(request.request_id, request.remaining) for request in self.filling],
-            waiting=self._offered(offered),
-            num_decoding=num_decoding,
-            free_slots=self.slots.num_free,
-            free_blocks=self.memory.num_available,
-        )
-        by_id = {request.request_id: request for request in self.filling}
-        chunks = [
-            ((offered.pop if chunk.enters else by_id.get)(chunk.request_id), chunk.num_tokens)
-            for chunk in plan_chunks(view, self._budget)
-        ]
-        for request in offered.values():  # what it was offered of the cache is needed by those who enter
-            self.memory.end(request, keep=False)
-            request.seq_len = 0
-            self.waiting.push(request)
-        for request, _ in chunks:
-            if not request.slot:
-                self._enter(request)
-        for request in offered.values():
-            self._refused = (request.request_id, self.memory.num_available, self.slots.num_free)
-        return chunks
-
-    def _offered(self, offered: dict[int, Request]) -> Iterator[Waiting]:
-        """Requests in order of service, each holding what is cached of its tokens until the plan is made."""
-        while (request := self.waiting.head()) is not None:
-            refused, blocks, slots = self._refused
-            if refused == request.request_id and self.memory.num_available <= blocks and self.slots.num_free <= slots:
-                return  # nothing was given back since it did not fit
-            self.waiting.pop()
-            request.followers = [one for one in request.followers if not one.finished]
-            request.known_len = max(request.known_len, len(request.prompt))
-            missing = self.memory.begin(request)
-            offered[request.request_id] = request
-            yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))
-
-    def _enter(self, request: Request) -> None:
-        grown = self.memory.grow(request, request.num_tokens)
-        assert grown == [], "a planned request finds its blocks, and writes to none that it shares"
-        for one in (request, *request.followers):
-            one.slot = self.slots.claim()
-            one.started_at = one.started_at or self.clock()
-        self.slots.write(request.slot, request.lease)
-        if not request.entered:
-            request.cached_tokens, request.entered = request.seq_len, True
-            self.counters.count_prompt(len(request.prompt), request.cached_tokens)
-        self.filling.append(request)
+            self.roster.requeue(victim)
 
     # Launching.
 
@@ -321,11 +265,12 @@ class Engine:
             request.in_flight += 1
         for row, (request, size) in enumerate(chunks, start=sizes.decode_rows):
             request.seq_len += size
-            self.memory.keep(request)
+            self.roster.memory.keep(request)
             if request.lease.drop_behind_windows(request.seq_len):
                 self.slots.write(request.slot, request.lease)
             if not request.remaining:
-                drawing += [(row, one) for one in self._joined(request)]
+                drawing += [(row, one) for one in self.roster.join(request)]
+                self._draws.slots_changed()
         if not drawing:
             return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
         if any([request.constraint is not None for _, request in drawing]):
@@ -355,21 +300,6 @@ class Engine:
         count = self._draws.num_logprobs(max(wanted))
         return self.device.score(hidden, score_targets(chunks, sizes.chunk_tokens), count)
 
-    def _joined(self, request: Request) -> list[Request]:
-        """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""
-        self.filling.remove(request)
-        followers = [] if request.search else [one for one in request.followers if not one.finished]
-        request.followers = []
-        for one in followers:
-            one.lease, one.seq_len, one.known_len = request.lease.fork(), request.seq_len, request.known_len
-            one.cached_tokens, one.entered = request.cached_tokens, True
-            self.slots.write(one.slot, one.lease)
-        for one in (request, *followers):
-            one.in_flight += 1
-            self.running[one.request_id] = one
-        self._draws.slots_changed()
-        return [request, *followers]
-
     # Failures.
 
     def _guarded(self, requests: Sequence[Request], run: Callable):
@@ -387,13 +317,12 @@ class Engine:
         if pool_lost:
             # What others had in it is recomputed; tokens that nobody has read are drawn again.
             self._unread.clear()
-            self.memory.forget()
+            self.roster.memory.forget()
             self.device.reset()
             self._num_resets += 1
-            held = [one.search.leader if one.search else one for one in (*self.running.values(), *self.filling)]
-            for request in dict.fromkeys(held):
+            for request in self.roster.busy:
                 request.in_flight = 0
-                self._requeue(request)
+                self.roster.requeue(request)
 
     def _fail(self, request: Request, error: MetraleError) -> None:
         if not request.finished:
@@ -430,7 +359,7 @@ class Engine:
         if host is None:
             return
         if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
-            self.memory.forget()  # what made it may be among the kept blocks
+            self.roster.memory.forget()  # what made it may be among the kept blocks
         now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])
         ended = list(read_tokens(host, launched.rows, now))
         self.counters.count_generated(sum([len(request.output) for _, request in launched.rows]) - before, now)
@@ -458,11 +387,7 @@ class Engine:
             stopped = bool(leader.output) and leader.output[-1] in leader.stop_ids
             self._finish(leader, "stop" if stopped else "length")
             return
-        for row in search.rows:
-            self.running.pop(row.request_id, None)
-        for row in search.beams:
-            self.running[row.request_id] = row
-            self.slots.write(row.slot, row.lease)
+        self.roster.run_beams(search)
         slots, tokens = [row.slot for row in search.beams], [row.output[-1] for row in search.beams]
         self._draws.slots_changed()
         self.device.put_tokens(padded(slots, self.shapes.num_slots), padded(tokens, self.shapes.num_slots))
@@ -475,26 +400,12 @@ class Engine:
         request.finish_reason = reason
         request.finished_at = self.clock()
         self.counters.finished[reason] += 1
-        self._withdraw(request, keep=reason != "error")
+        self.roster.withdraw(request, keep=reason != "error")
         followers = [one for one in request.followers if not one.finished] if request.search is None else []
         if followers:
             # They go on without the one that ran their prompt.
             request.followers = []
             followers[0].followers = followers[1:]
-            self.waiting.push(followers[0])
+            self.roster.waiting.push(followers[0])
         if not told(self.on_finish, request):
             self.counters.num_unreported += 1
-
-    def _withdraw(self, request: Request, keep: bool) -> None:
-        """Takes back all that a request holds, its followers' slots and its beams included."""
-        self.waiting.discard(request)
-        if request in self.filling:
-            self.filling.remove(request)
-        beams = request.search.rows if request.search is not None else ()
-        for one in dict.fromkeys((request, *request.followers, *beams)):
-            self.running.pop(one.request_id, None)
-            if one.slot:
-                self.slots.release(one.slot)
-                one.slot = 0
-            self.memory.end(one, keep and one.search is None)
-            one.seq_len = 0

@@ -114,7 +114,7 @@ class Kit:
         if usable_blocks is not None:
             windows = tuple(spec.window for spec in model.layout.groups)
             regime = partial(rope_regime, model.config)
-            engine.memory = Memory(usable_blocks + 1, windows, config.block_size, regime, config.prefix_cache)
+            engine.roster.memory = Memory(usable_blocks + 1, windows, config.block_size, regime, config.prefix_cache)
             engine.limits = replace(engine.limits, usable_blocks=usable_blocks)
         return engine
 

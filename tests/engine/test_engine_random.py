@@ -189,7 +189,7 @@ def run_again_at_will(engine):
         for request in [one for one in engine.running.values() if one.search is None and one.seq_len == 13]:
             engine._read_all()
             if not request.finished:
-                engine._requeue(request)
+                engine.roster.requeue(request)
         return rows()
 
     engine._rows_with_room = again
@@ -261,7 +261,7 @@ def test_a_forked_answer_that_runs_again_reads_no_log_probabilities_of_others():
     for _ in range(5):
         world.step()
     world.engine._read_all()
-    world.engine._requeue(world.sent[1].request)
+    world.engine.roster.requeue(world.sent[1].request)
     world.submit(job(stem=1, prompt_logprobs=1))
     world.finish()
     assert [len(one.request.prompt_logprobs) for one in world.sent] == [8, 0, 8]

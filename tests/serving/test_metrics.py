@@ -92,7 +92,7 @@ def test_after_a_real_run_the_scrape_the_log_and_the_results_agree(tmp_path):
     llm = LLM(
         GOLDENS / "llama-default",
         max_context_tokens=64,
-        max_sequences=2,
+        max_sequences=1,
         prefill_tokens=16,
         request_log=path,
         on_finish=RequestHistograms(registry),

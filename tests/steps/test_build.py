@@ -9,7 +9,7 @@ import pytest
 from metrale_jax.steps.build import Steps
 
 
-def test_each_compile_has_a_context_and_a_program_that_is_there_has_none():
+def test_each_compile_has_a_context_and_a_program_that_is_there_has_none(golden):
     seen = []
 
     @contextmanager
@@ -20,7 +20,7 @@ def test_each_compile_has_a_context_and_a_program_that_is_there_has_none():
         finally:
             seen.append(f"end {name}")
 
-    steps = Steps(None, on_compile=on_compile)  # upkeep needs no model
+    steps = Steps(golden("llama-default", 8).steps.model, on_compile=on_compile)
     for rows in (2, 3, 2):
         picked = steps.run("pick_rows", np.arange(8.0, dtype=np.float32).reshape(4, 2), np.arange(rows, dtype=np.int32))
         assert picked.shape == (rows, 2)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Roster`: where each request of an engine is, waiting, filling or running, and what it holds there."""
+
+from collections.abc import Callable, Iterator
+
+from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.memory import Memory
+from metrale_jax.engine.request import Request
+from metrale_jax.engine.scheduler import Budget, Filling, View, Waiting, plan_chunks
+from metrale_jax.engine.search import Search
+from metrale_jax.engine.slots import SlotTable
+from metrale_jax.engine.stats import Counters
+from metrale_jax.engine.waiting import WaitingQueue
+
+Chunk = tuple[Request, int]
+
+
+class Roster:
+    """Requests by place. `filling` have a prompt under way, `running` are past it; both hold a slot and a lease.
+
+    The followers of a request that fills hold slots already, so that they can run where its prompt ends.
+    """
+
+    def __init__(
+        self, memory: Memory, slots: SlotTable, shapes: ShapePlan, counters: Counters, clock: Callable[[], float]
+    ):
+        self.memory, self.slots = memory, slots
+        self.waiting = WaitingQueue()
+        self.filling: list[Request] = []
+        self.running: dict[int, Request] = {}
+        sizes = shapes.prefill_sizes if shapes.step_tokens else ()
+        self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, sizes, shapes.step_tokens)
+        self._counters, self._clock = counters, clock
+        self._refused = (0, 0, 0)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold nothing yet."""
+        return len(self.waiting)
+
+    @property
+    def busy(self) -> list[Request]:
+        """Requests that hold something, a beam search as its leader."""
+        held = [one.search.leader if one.search else one for one in (*self.running.values(), *self.filling)]
+        return list(dict.fromkeys(held))
+
+    def check(self) -> None:
+        """Asserts that everything held belongs to a request, and that an idle roster holds nothing."""
+        self.slots.check()
+        held = [*self.filling, *self.running.values()]
+        assert len({request.request_id for request in held}) == len(held), "a request is in two places"
+        assert all(request.lease is not None and request.slot for request in held)
+        self.memory.check(idle=not held)
+
+    def planned_chunks(self, num_decoding: int) -> list[Chunk]:
+        """Requests that prefill in the next step and how many tokens of each; who enters has all that it needs."""
+        if not self.filling and not self.waiting:
+            return []
+        offered: dict[int, Request] = {}
+        view = View(
+            filling=[Filling(request.request_id, request.remaining) for request in self.filling],
+            waiting=self._offered(offered),
+            num_decoding=num_decoding,
+            free_slots=self.slots.num_free,
+            free_blocks=self.memory.num_available,
+        )
+        by_id = {request.request_id: request for request in self.filling}
+        chunks = [
+            ((offered.pop if chunk.enters else by_id.get)(chunk.request_id), chunk.num_tokens)
+            for chunk in plan_chunks(view, self._budget)
+        ]
+        for request in offered.values():  # what it was offered of the cache is needed by those who enter
+            self.memory.end(request, keep=False)
+            request.seq_len = 0
+            self.waiting.push(request)
+        for request, _ in chunks:
+            if not request.slot:
+                self._enter(request)
+        for request in offered.values():
+            self._refused = (request.request_id, self.memory.num_available, self.slots.num_free)
+        return chunks
+
+    def _offered(self, offered: dict[int, Request]) -> Iterator[Waiting]:
+        """Requests in order of service, each holding what is cached of its tokens until the plan is made."""
+        while (request := self.waiting.head()) is not None:
+            refused, blocks, slots = self._refused
+            if refused == request.request_id and self.memory.num_available <= blocks and self.slots.num_free <= slots:
+                return  # nothing was given back since it did not fit
+            self.waiting.pop()
+            request.followers = [one for one in request.followers if not one.finished]
+            request.known_len = max(request.known_len, len(request.prompt))
+            missing = self.memory.begin(request)
+            offered[request.request_id] = request
+            yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))
+
+    def _enter(self, request: Request) -> None:
+        grown = self.memory.grow(request, request.num_tokens)
+        assert grown == [], "a planned request finds its blocks, and writes to none that it shares"
+        for one in (request, *request.followers):
+            one.slot = self.slots.claim()
+            one.started_at = one.started_at or self._clock()
+        self.slots.write(request.slot, request.lease)
+        if not request.entered:
+            request.cached_tokens, request.entered = request.seq_len, True
+            self._counters.count_prompt(len(request.prompt), request.cached_tokens)
+        self.filling.append(request)
+
+    def join(self, request: Request) -> list[Request]:
+        """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""
+        self.filling.remove(request)
+        followers = [] if request.search else [one for one in request.followers if not one.finished]
+        request.followers = []
+        for one in followers:
+            one.lease, one.seq_len, one.known_len = request.lease.fork(), request.seq_len, request.known_len
+            one.cached_tokens, one.entered = request.cached_tokens, True
+            self.slots.write(one.slot, one.lease)
+        for one in (request, *followers):
+            one.in_flight += 1
+            self.running[one.request_id] = one
+        return [request, *followers]
+
+    def run_beams(self, search: Search) -> None:
+        """Lets the beams of a search, and no other of its rows, run on."""
+        for row in search.rows:
+            self.running.pop(row.request_id, None)
+        for row in search.beams:
+            self.running[row.request_id] = row
+            self.slots.write(row.slot, row.lease)
+
+    def requeue(self, request: Request) -> None:
+        """Back to the request's place in the queue; what it wrote stays cached as long as nobody needs the room."""
+        self.withdraw(request, keep=True)
+        if request.search is not None:
+            request.search.restart()
+        if len(request.prompt_logprobs) < len(request.prompt) - 1:
+            request.prompt_logprobs.clear()
+        self.waiting.push(request)
+
+    def withdraw(self, request: Request, keep: bool) -> None:
+        """Takes back all that a request holds, its followers' slots and its beams included."""
+        self.waiting.discard(request)
+        if request in self.filling:
+            self.filling.remove(request)
+        beams = request.search.rows if request.search is not None else ()
+        for one in dict.fromkeys((request, *request.followers, *beams)):
+            self.running.pop(one.request_id, None)
+            if one.slot:
+                self.slots.release(one.slot)
+                one.slot = 0
+            self.memory.end(one, keep and one.search is None)
+            one.seq_len = 0
