@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pallas_kernels.shapes import ceil_div, next_power_of_two
 
-# Shorter prompts are padded to this: one executable serves them all, and few tokens take hardly longer than one.
-SMALLEST_PREFILL = 32
+# Fewer prompt tokens are padded to this: what is left of a prompt after a prefix hit is often less than a block.
+SMALLEST_PREFILL = 16
 # Above this, rows of padding cost more than another executable.
 MANY_ROWS = 16
 # A step that decodes and prefills comes in few sizes, since each has both forms of attention to compile.

@@ -51,6 +51,8 @@ class Copy:
     """The program that copies blocks."""
 
 
+# A first question under a chat template.
+SHORT_PROMPT = 32
 Program = Advance | Draw | Pick | Score | Copy
 
 
@@ -65,7 +67,7 @@ def abstract_params(specs: DecoderParams, dtype: str) -> DecoderParams:
 
 def first_programs(shapes: ShapePlan) -> tuple[Program, ...]:
     """What a lone short prompt needs: the first two for its first token, then one to go on."""
-    return (shapes.advance(0, 1, 1), Draw(1), shapes.advance(1, 0, 0))
+    return (shapes.advance(0, min(SHORT_PROMPT, shapes.prefill_tokens), 1), Draw(1), shapes.advance(1, 0, 0))
 
 
 def all_programs(shapes: ShapePlan, vocab_size: int) -> tuple[Program, ...]:

@@ -42,8 +42,8 @@ def test_every_size_fits_its_shape_and_every_shape_is_announced(config):
 
 
 def test_sizes_of_prompts_are_those_that_steps_are_padded_to():
-    assert make_shape_plan(EngineConfig(), 1).prefill_sizes == (32, 64, 128, 256, 512)
-    assert make_shape_plan(EngineConfig(prefill_tokens=100), 1).prefill_sizes == (32, 64, 100)
+    assert make_shape_plan(EngineConfig(), 1).prefill_sizes == (16, 32, 64, 128, 256, 512)
+    assert make_shape_plan(EngineConfig(prefill_tokens=100), 1).prefill_sizes == (16, 32, 64, 100)
     assert make_shape_plan(EngineConfig(prefill_tokens=5), 1).prefill_sizes == (5,)
 
 
