@@ -6,7 +6,7 @@ from jaxtyping import Array, Int
 
 from metrale_jax.core.batch import Segment, TokenBatch
 from metrale_jax.core.sequence import SequenceState
-from pallas_kernels.paged_attention.op import SequenceRows, cut_pieces
+from pallas_kernels.paged_attention.op import SequenceRows, by_length, cut_pieces
 
 
 def ragged_batch(
@@ -59,6 +59,5 @@ def _slots(state, owner, positions, real, block_size):
 def _segment(state, lengths, starts, num_tokens, max_query_len, uniform):
     kv_lens = jnp.where(lengths > 0, state.seq_len + lengths, 0)
     rows = tuple(SequenceRows(table, kv_lens, lengths, starts, max_query_len) for table in state.block_tables)
-    if not uniform:
-        rows = tuple(row.replace(pieces=cut_pieces(row, num_tokens)) for row in rows)
+    rows = tuple(row.replace(pieces=by_length(row) if uniform else cut_pieces(row, num_tokens)) for row in rows)
     return Segment(rows=rows, num_tokens=num_tokens, uniform=uniform)

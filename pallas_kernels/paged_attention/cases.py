@@ -26,6 +26,16 @@ CASES = (
     Case("decode-N9-K3-H24-Hv40", (33, 70), (1, 1), 9, 3, 24, 40),
     Case("decode-long", (1500, 3, 700), (1, 1, 1), block_size=8),
     Case("decode-long-window", (1500, 3, 900), (1, 1, 1), block_size=8, window=50),
+    # More rows than run together: padding among them, lengths in no order, the last ones no whole group.
+    Case("decode-many-N9-K3", (70, 0, 5, 300, 1, 40, 0, 16, 17, 90, 33, 3), (1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1), 9, 3),
+    Case("decode-many-padding", (0, 0, 9, 0, 0, 0, 0, 0, 0, 21), (0, 0, 1, 0, 0, 0, 0, 0, 0, 1)),
+    Case(
+        "verify-many-window",
+        (40, 9, 0, 330, 12, 7, 90, 2, 61, 1, 150),
+        (4, 2, 0, 3, 1, 4, 4, 2, 3, 1, 4),
+        window=30,
+        softcap=4.0,
+    ),
     Case("verify-ragged", (40, 9, 0, 130), (4, 2, 0, 3), 6, 1),
     Case("prefill-fresh", (33, 7, 1), (33, 7, 1)),
     Case("prefill-past", (90, 40, 0), (17, 40, 0), softcap=5.0),

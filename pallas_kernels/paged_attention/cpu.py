@@ -1,12 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention of ragged chunks as a CPU runs it best: piece by piece, each over its own past alone."""
+"""Paged attention as a CPU runs it best: a few rows of a step at a time, none walking much further than it sees."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention import xla
-from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows, cut_pieces
+from pallas_kernels.paged_attention.op import TOGETHER, AttentionParams, SequenceRows, by_length, cut_pieces
+
+
+def attend(
+    q: Float[Array, "S Q N H"],
+    k_pool: Float[Array, "L P B K H"],
+    v_pool: Float[Array, "L P B K Hv"],
+    layer: int | Int[Array, ""],
+    rows: SequenceRows,
+    params: AttentionParams,
+) -> Float[Array, "S Q N Hv"]:
+    """See `op.decode_attention`. Rows run `TOGETHER` at a time in order of length: what a tile reads is still in cache
+    when it is multiplied, short rows do not wait for long ones, and padding is not run at all."""
+    query_len = q.shape[1]
+    ordered = rows.pieces or by_length(rows)
+    if isinstance(ordered, tuple):
+        return xla.attend(q, k_pool, v_pool, layer, rows, params)
+
+    def run(index, out):
+        # The last rows begin early enough to be as many: those that have run already give the same again.
+        def take(leaf):
+            return jax.lax.dynamic_slice_in_dim(leaf, index * TOGETHER, TOGETHER)
+
+        part = jax.tree.map(take, ordered)
+        which = part.query_starts // query_len
+        found = xla.attend(q.at[which].get(mode="promise_in_bounds"), k_pool, v_pool, layer, part, params)
+        return out.at[which].set(found, mode="promise_in_bounds", unique_indices=True)
+
+    out = jnp.zeros((*q.shape[:3], v_pool.shape[-1]), q.dtype)
+    num_used = jnp.sum(rows.kv_lens > 0)
+    return jax.lax.fori_loop(0, (num_used + TOGETHER - 1) // TOGETHER, run, out)
 
 
 def attend_ragged(

@@ -15,7 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
 
-IMPLEMENTATIONS = (Implementation("xla", ("cpu", "cuda", "tpu"), "pallas_kernels.paged_attention.xla:attend"),)
+IMPLEMENTATIONS = (
+    Implementation("cpu", ("cpu",), "pallas_kernels.paged_attention.cpu:attend"),
+    Implementation("xla", ("cpu", "cuda", "tpu"), "pallas_kernels.paged_attention.xla:attend"),
+)
 RAGGED_IMPLEMENTATIONS = (
     Implementation("cpu", ("cpu",), "pallas_kernels.paged_attention.cpu:attend_ragged"),
     Implementation("xla", ("cpu", "cuda", "tpu"), "pallas_kernels.paged_attention.xla:attend_ragged"),
@@ -23,6 +26,8 @@ RAGGED_IMPLEMENTATIONS = (
 
 # Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
 PIECE = 128
+# Equal rows whose past is walked together: enough to share an operation's cost, few enough for a tile to stay in cache.
+TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class SequenceRows:
     of each sequence, the new ones included; `query_lens [S]` the new ones, the last of them at `kv_lens - 1`;
     `query_starts [S]` says where a sequence's new tokens begin in a flat step. A length of 0 is padding.
     `max_query_len` is the static bound on `query_lens` where rows are uniform; ragged rows are bounded by the step.
-    `pieces` is what `cut_pieces` makes of ragged rows, so that layers need not each do it, or `()`.
+    `pieces` is what `cut_pieces` makes of ragged rows and `by_length` of equal ones, so that layers need not each do
+    it, or `()`.
     """
 
     block_tables: Any
@@ -117,6 +123,16 @@ def cut_pieces(rows: SequenceRows, num_tokens: int) -> SequenceRows:
         query_starts=rows.query_starts[owner] + first,
         max_query_len=piece,
     )
+
+
+def by_length(rows: SequenceRows) -> SequenceRows | tuple[()]:
+    """Equal rows, longest first and padding last: neighbours have about as much past to walk. `query_starts` tell which
+    row is which. `()` if there are no more than `TOGETHER` rows."""
+    if rows.kv_lens.shape[0] <= TOGETHER:
+        return ()
+    order = jnp.argsort(rows.kv_lens, descending=True)
+    ordered = (x[order] for x in (rows.block_tables, rows.kv_lens, rows.query_lens, rows.query_starts))
+    return SequenceRows(*ordered, max_query_len=rows.max_query_len)
 
 
 def _check(num_heads: int, num_kv_heads: int) -> None:

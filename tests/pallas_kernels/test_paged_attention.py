@@ -14,6 +14,7 @@ from pallas_kernels.paged_attention.op import (
     IMPLEMENTATIONS,
     AttentionParams,
     SequenceRows,
+    by_length,
     decode_attention,
     prefill_attention,
 )
@@ -147,6 +148,19 @@ def test_any_shape_agrees_with_the_reference(rows, heads, sizes, seed):
 def test_a_chunk_longer_than_a_piece_and_a_past_longer_than_a_tile_agree_with_the_reference():
     case = Case("long", (1030, 200), (70, 130), 2, 1, 8, 8, block_size=32, window=600)
     Problem(case, "float32").assert_ragged_is_right(num_padding=56)
+
+
+def test_rows_put_in_order_once_for_all_layers_give_the_same():
+    (case,) = (case for case in CASES if case.name == "verify-many-window")
+    problem = Problem(case, "float32")
+    rows = problem.uniform()
+    ordered = by_length(rows)
+    assert list(ordered.kv_lens) == sorted(case.kv_lens, reverse=True)
+    np.testing.assert_array_equal(ordered.kv_lens, rows.kv_lens[ordered.query_starts // problem.query_width])
+    np.testing.assert_array_equal(
+        problem.run(decode_attention, problem.q, rows.replace(pieces=ordered)),
+        problem.run(decode_attention, problem.q, rows),
+    )
 
 
 def test_heads_that_do_not_divide_are_refused_with_their_numbers():

@@ -142,7 +142,7 @@ def test_a_step_writes_its_tokens_and_nothing_else(bench):
     assert places_written(before, pool) == {(10, 1), (10, 2), (10, 3)}, "the second block of the second row"
 
 
-@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("num_rows", [1, 12])
 def test_a_step_over_a_long_context_makes_no_copy_of_the_pool(golden, num_rows):
     """A past of several tiles is walked in a loop, beside which XLA may copy what the loop reads."""
     model = golden("llama-default")
