@@ -265,8 +265,8 @@ class Engine:
             request.in_flight += 1
         for row, (request, size) in enumerate(chunks, start=sizes.decode_rows):
             request.seq_len += size
-            self.roster.memory.keep(request)
-            if request.lease.drop_behind_windows(request.seq_len):
+            shares = self.roster.memory.keep(request)
+            if request.lease.drop_behind_windows(request.seq_len) or shares:
                 self.slots.write(request.slot, request.lease)
             if not request.remaining:
                 drawing += [(row, one) for one in self.roster.join(request)]

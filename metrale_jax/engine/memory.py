@@ -65,16 +65,22 @@ class Memory:
             self.tree.evict(wanted)
         return request.lease.grow(num_tokens, request.seq_len)
 
-    def keep(self, request: Request) -> None:
-        """Puts the request's whole blocks whose writing is dispatched, and whose tokens are known, into the tree."""
+    def keep(self, request: Request) -> bool:
+        """Puts the request's whole blocks whose writing is dispatched, and whose tokens are known, into the tree.
+
+        Whether its tables changed: where the tree has an equal block already, the request goes on with that one.
+        """
         if not self._keep:
-            return
+            return False
         written = min(request.seq_len, request.num_tokens)
         if self._regime(written) != self._regime(request.known_len):
             written = min(written, request.known_len)
-        pin = request.lease.pin
-        if written - pin.num_tokens >= self._block_size:
-            pin.extend(request.tokens(pin.num_tokens, written), request.lease.tables)
+        pin, tables = request.lease.pin, request.lease.tables
+        before = pin.num_tokens
+        if written - before < self._block_size:
+            return False
+        pin.extend(request.tokens(before, written), tables)
+        return pin.share(before, tables)
 
     def end(self, request: Request, keep: bool) -> None:
         """Takes the request's lease back; with `keep`, what it wrote stays for later prompts."""

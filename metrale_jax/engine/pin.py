@@ -30,6 +30,11 @@ class Pin(AbstractPin):
         blocks = [table[start : start + count] for table in tables]
         self._node = self._tree.insert(self._node, tokens[: count * self._tree.block_size], blocks)
 
+    def share(self, num_tokens: int, tables: Sequence[list[int]]) -> bool:
+        """Whether the lease's `tables` changed: blocks that an equal one was kept before, past `num_tokens`, are
+        exchanged for it."""
+        return self._tree.share(self._node, num_tokens // self._tree.block_size, tables)
+
     def fork(self) -> "Pin":
         assert not self._released, "a released pin cannot be forked"
         self._tree.pin(self._node)

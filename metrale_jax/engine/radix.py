@@ -99,8 +99,9 @@ class RadixTree:
         """The deepest node after extending pinned `node` by whole written blocks; the pin moves there.
 
         `tables` has for each group the blocks of just these `tokens`. Where an equal node is there already, it stays as
-        it is and the caller's block remains the caller's alone, unless it fills a hole. A block that anybody but
-        the caller holds is not kept: they might not pin it. Insertion ends before it and can be tried again later.
+        it is and the caller's block remains the caller's alone until `share`, unless it fills a hole. A block that
+        anybody but the caller holds is not kept: they might not pin it. Insertion ends before it and can be tried
+        again later.
         """
         size = self.block_size
         if node.generation != self._generation:
@@ -123,6 +124,21 @@ class RadixTree:
                     self._fill_holes(child, blocks)
             node = child
         return node
+
+    def share(self, node: Node, depth: int, tables: Sequence[list[int]]) -> bool:
+        """Whether a lease's `tables` changed: of the blocks on the path from below `depth` to `node`, which it pins, it
+        holds the kept ones instead of its own equal ones, so that nothing is held twice."""
+        changed = False
+        while node.depth > depth:
+            for allocator, table, kept in zip(self._allocators, tables, node.blocks, strict=True):
+                own = table[node.depth - 1]
+                if kept and own and own != kept:
+                    allocator.share([kept])
+                    allocator.release([own])
+                    table[node.depth - 1] = kept
+                    changed = True
+            node = node.parent
+        return changed
 
     def pin(self, node: Node) -> None:
         """One pin more on a pinned `node`, for a second holder of its path."""

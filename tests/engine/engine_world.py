@@ -313,7 +313,7 @@ class World:
                 expect(request.request_id in known, f"request {request.request_id} is nowhere")
 
     def check_references(self, busy: list[Request]) -> None:
-        """Each block has as many references as holders."""
+        """Each block has as many references as holders, and nobody holds a block beside its kept equal."""
         memory = self.engine.memory
         for group, allocator in enumerate(memory.allocators):
             held = Counter(block for request in busy for block in request.lease.tables[group])
@@ -321,6 +321,12 @@ class World:
             del held[0]
             counts = {block: count for block, count in enumerate(allocator._references) if count}
             expect(counts == held, f"references of group {group}: {counts}, holders: {held}")
+            for request in [] if memory._windows[group] else busy:
+                node = request.lease.pin and request.lease.pin._node
+                while node and node.generation == memory.tree._generation and node.depth:
+                    own = request.lease.tables[group][node.depth - 1]
+                    expect(own == node.blocks[group], f"{own} is held beside its equal {node.blocks[group]}")
+                    node = node.parent
 
     def check_finished(self, one: Sent) -> None:
         """What came out is the solo answer, as far as it goes."""

@@ -195,6 +195,10 @@ def run_again_at_will(engine):
     engine._rows_with_room = again
 
 
+def hold_blocks_twice(engine):
+    engine.memory.tree.share = lambda node, depth, tables: False
+
+
 def forget_history(engine):
     fresh = engine._draws._fresh
 
@@ -215,6 +219,7 @@ FAULTS = (
     drop_a_block_early,
     never_outgrow,
     run_again_at_will,
+    hold_blocks_twice,
     forget_history,
 )
 
@@ -229,9 +234,9 @@ def test_an_unspoiled_engine_is_not():
     spoiled(lambda engine: None)
 
 
-def quiet_world(num_slots: int = 4, regime: int = 0, prefill_tokens: int = 60) -> World:
-    """One group without a window, blocks for all, and a cache."""
-    values = iter([0, regime, 60, num_slots, prefill_tokens, num_slots, 1, 1, 0])
+def quiet_world(num_slots: int = 4, regime: int = 0, prefill_tokens: int = 60, num_blocks: int = 60) -> World:
+    """One group without a window, and a cache."""
+    values = iter([0, regime, num_blocks, num_slots, prefill_tokens, num_slots, 1, 1, 0])
     return World(lambda low, high: next(values))
 
 
@@ -331,3 +336,14 @@ def test_a_fault_in_a_step_that_was_lost_is_forgotten_when_it_runs_again():
     world.finish()
     assert world.device.num_failed == 1
     assert (request.error, reasons_of(world)) == (None, ["length"])
+
+
+def test_a_scored_prompt_that_is_cached_already_does_not_hold_its_blocks_twice():
+    world = quiet_world(num_blocks=11)
+    world.submit(job(length=33, max_tokens=1))
+    while world.step():
+        pass
+    world.submit(job(length=33, max_tokens=7, prompt_logprobs=1))
+    world.finish()
+    assert reasons_of(world) == ["length", "length"]
+    assert world.sent[1].request.num_preemptions == 0, "all blocks but one are its own"

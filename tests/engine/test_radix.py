@@ -201,6 +201,25 @@ def test_an_equal_block_written_twice_is_kept_once():
     assert bench.tree.num_evictable == (2,) and bench.free == [30]
 
 
+def test_who_wrote_an_equal_block_may_hold_the_kept_one_instead():
+    bench = Bench(windows=(0, 5))
+    one, two = bench.begin(tokens_of(12))[0], bench.begin(tokens_of(12))[0]
+    for lease in (one, two):
+        lease.grow(14, 0)
+    one.pin.extend(tokens_of(12), one.tables)
+    two.pin.extend(tokens_of(4), two.tables)
+    assert two.pin.share(0, two.tables)
+    two.drop_behind_windows(9)
+    two.pin.extend(tokens_of(8, 4), two.tables)
+    assert two.pin.share(4, two.tables) and not two.pin.share(4, two.tables)
+    bench.tree.check()
+    assert two.tables[0][:3] == one.tables[0][:3] and two.tables[0][3] != one.tables[0][3]
+    assert two.tables[1] == [0, *one.tables[1][1:3], two.tables[1][3]]
+    for lease in (two, one):
+        lease.release()
+    assert bench.tree.num_evictable == (3, 3) and bench.free == [29, 29]
+
+
 def test_a_block_that_an_unpinned_holder_shares_is_kept_once_it_is_let_go():
     bench = Bench()
     lease, _ = bench.begin(tokens_of(8))
