@@ -3,12 +3,14 @@
 
 import argparse
 import types
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, **defaults: Any) -> None:
-    """One flag for each field of `config`: `--max-tokens N`, `--no-skip-special-tokens`, `--stop TEXT` (repeatable).
+    """One flag for each field of `config`: `--max-tokens N`, `--no-skip-special-tokens`, `--stop TEXT` (repeatable),
+    `--logit-bias 5:1,7:-2`.
 
     `defaults` are the values that the command puts in place of the dataclass's own.
     """
@@ -19,8 +21,20 @@ def add_flags(parser: argparse.ArgumentParser, config: type, **defaults: Any) ->
         kinds = _kinds(hints[field.name])
         own = None if field.default is MISSING else field.default
         about = f"default {defaults.get(field.name, own)}"
-        if bool in kinds:
+        literals = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+        if bool in kinds and literals:
+            group.add_argument(
+                flag, nargs="?", const=True, choices=literals, default=argparse.SUPPRESS, help=f"alone: yes; {about}"
+            )
+            group.add_argument(
+                "--no-" + flag[2:], dest=field.name, action="store_false", default=argparse.SUPPRESS, help="as it says"
+            )
+        elif bool in kinds:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
+        elif tuple in kinds and Mapping in kinds:
+            group.add_argument(
+                flag, type=_pairs, action="extend", metavar="ID:NUMBER,...", default=argparse.SUPPRESS, help="pairs"
+            )
         elif tuple in kinds or list in kinds:
             of = int if "ids" in field.name else str
             group.add_argument(flag, type=of, action="append", default=argparse.SUPPRESS, help="may be repeated")
@@ -36,7 +50,18 @@ def chosen(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
     return {field.name: given[field.name] for field in fields(config) if field.name in given}
 
 
+def _pairs(text: str) -> list[tuple[int, float]]:
+    pairs = []
+    for part in text.split(","):
+        token, _, value = part.partition(":")
+        try:
+            pairs.append((int(token), float(value)))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r} is no token id, colon and number; write 5:1,7:-2") from None
+    return pairs
+
+
 def _kinds(hint: Any) -> set[type]:
     if get_origin(hint) in (Union, types.UnionType):
         return {kind for part in get_args(hint) for kind in _kinds(part)}
-    return {get_origin(hint) or hint}
+    return {hint if get_origin(hint) is Literal else get_origin(hint) or hint}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from metrale_jax.core.errors import RequestError
+from metrale_jax.core.errors import RequestError, shown
 from metrale_jax.sampling.params import SamplingParams
 
 Messages = list[dict[str, str]]
@@ -39,9 +39,11 @@ def chat_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[
         asked["max_tokens"] = asked.pop("max_completion_tokens")
     wanted, top = asked.pop("logprobs", False), asked.pop("top_logprobs", None)
     if not isinstance(wanted, bool):
-        raise RequestError(f"logprobs={wanted!r} is neither true nor false; give one, and a count in top_logprobs.")
+        raise RequestError(
+            f"logprobs={_short(wanted)} is neither true nor false; give one, and a count in top_logprobs."
+        )
     if top is not None and not wanted:
-        raise RequestError(f"top_logprobs={top!r} needs logprobs; set logprobs to true.")
+        raise RequestError(f"top_logprobs={_short(top)} needs logprobs; set logprobs to true.")
     if wanted:
         asked["logprobs"] = top or 0
     return messages, _params(asked, {"max_tokens": None, **defaults})
@@ -90,7 +92,7 @@ def _params(asked: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingParam
     if "response_format" in sampling:
         sampling.update(_format_fields(sampling.pop("response_format")))
     if "logit_bias" in sampling:
-        sampling["logit_bias"] = _bias(sampling["logit_bias"])
+        _check_bias(sampling["logit_bias"])
     return sampling_params(sampling, defaults)
 
 
@@ -112,11 +114,9 @@ def _format_fields(wanted: Any) -> dict[str, Any]:
     return chosen
 
 
-def _bias(given: Any) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in given.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise RequestError(f"logit_bias={_short(given)} is no map from token ids to numbers; give one.") from None
+def _check_bias(given: Any) -> None:
+    if not isinstance(given, dict):
+        raise RequestError(f"logit_bias={_short(given)} is no map from token ids to numbers; give one.")
 
 
 def _messages(given: Any) -> Messages:
@@ -152,5 +152,4 @@ def _listing(names) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shown(value, 80)

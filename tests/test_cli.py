@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, in processes of its own where exit codes matter."""
 
+import argparse
 import io
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import sys
 import pytest
 
 from metrale_jax import cli
+from metrale_jax.flags import add_flags, chosen
+from metrale_jax.sampling.params import SamplingParams
 from tests.conftest import GOLDENS
 
 
@@ -49,6 +52,31 @@ def test_a_mistake_is_one_line_and_exit_2(arguments, words, capsys, monkeypatch)
     lines = [line.rsplit("\r", 1)[-1] for line in err.split("\n")]
     lines = [line for line in lines if line.strip()]
     assert len(lines) == 1 and lines[0].startswith("metrale-jax: ") and words in lines[0]
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (["--logit-bias", "5:1,7:-2", "--logit-bias", "9:.5"], {"logit_bias": ((5, 1.0), (7, -2.0), (9, 0.5))}),
+        (["--early-stopping", "never"], {"early_stopping": "never"}),
+        (["--early-stopping"], {"early_stopping": True}),
+        (["--no-early-stopping"], {"early_stopping": False}),
+    ],
+)
+def test_flags_reach_every_value_of_a_field(given, expected):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, SamplingParams)
+    params = SamplingParams(**chosen(parser.parse_args(given), SamplingParams))
+    assert {name: getattr(params, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("given", [["--logit-bias", "5"], ["--logit-bias", "a:1"], ["--early-stopping", "often"]])
+def test_a_flag_that_cannot_be_read_is_told(given, capsys):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, SamplingParams)
+    with pytest.raises(SystemExit):
+        parser.parse_args(given)
+    assert given[1] in capsys.readouterr().err
 
 
 def test_the_installed_command_exits_2_too():

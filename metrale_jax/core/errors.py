@@ -5,6 +5,19 @@ Every message has three parts, one sentence each at most: the value, the limit i
 Broken invariants of our own are `assert`s with a message, never one of these.
 """
 
+from typing import Any
+
+MAX_SHOWN = 200
+
+
+def shown(value: Any, limit: int = MAX_SHOWN) -> str:
+    """`repr(value)` for a message, cut at `limit` characters; the type alone where the value is too large to spell."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"<{type(value).__name__} too large to show>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
 
 class MetraleError(ValueError):
     """Base of every error that a user's input can cause; the command line prints it on one line and exits 2."""

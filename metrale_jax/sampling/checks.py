@@ -5,29 +5,32 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from metrale_jax.core.errors import RequestError
+from metrale_jax.core.errors import RequestError, shown
 
+# Beyond this no count or id means anything, and arrays cannot hold it.
+MAX_INTEGER = 2**63 - 1
 # (name, value) -> nothing, or `RequestError`.
 Check = Callable[[str, Any], None]
 
 
 def number(low: float, high: float, remedy: str, open_low: bool = False) -> Check:
     """A check for a finite number from `low` (not itself where `open_low`) to `high`."""
+    wanted = f"a {'finite ' if high == math.inf else ''}number {_range(low, high, open_low)}"
 
     def check(name: str, value: Any) -> None:
-        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not fine or value < low or value > high or (open_low and value == low):
-            raise RequestError(f"{name}={value!r} is not a number {_range(low, high, open_low)}; {remedy}.")
+        if not _is_finite(value) or value < low or value > high or (open_low and value == low):
+            raise RequestError(f"{name}={shown(value)} is not {wanted}; {remedy}.")
 
     return check
 
 
 def integer(low: int, high: float, remedy: str) -> Check:
-    """A check for an integer from `low` to `high`; infinity is no limit."""
+    """A check for an integer from `low` to `high`, or where that is infinity to `MAX_INTEGER`."""
+    most = MAX_INTEGER if high == math.inf else high
 
     def check(name: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or value > high:
-            raise RequestError(f"{name}={value!r} is not an integer {_range(low, high, False)}; {remedy}.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or value > most:
+            raise RequestError(f"{name}={shown(value)} is not an integer {_range(low, most, False)}; {remedy}.")
 
     return check
 
@@ -38,7 +41,7 @@ def text(least: int, remedy: str) -> Check:
     def check(name: str, value: Any) -> None:
         if not isinstance(value, str) or len(value) < least:
             wanted = f"a text of at least {least} character{'' if least == 1 else 's'}" if least else "a text"
-            raise RequestError(f"{name}={value!r} is not {wanted}; {remedy}.")
+            raise RequestError(f"{name}={shown(value)} is not {wanted}; {remedy}.")
 
     return check
 
@@ -48,7 +51,7 @@ def one_of(values: tuple, remedy: str) -> Check:
 
     def check(name: str, value: Any) -> None:
         if not any(type(value) is type(each) and value == each for each in values):
-            raise RequestError(f"{name}={value!r} is not one of {', '.join(map(repr, values))}; {remedy}.")
+            raise RequestError(f"{name}={shown(value)} is not one of {', '.join(map(repr, values))}; {remedy}.")
 
     return check
 
@@ -76,10 +79,21 @@ def every(inner: Check) -> Check:
 def listed(name: str, value: Any) -> tuple:
     """The list or tuple as a tuple, None as an empty one."""
     if value is not None and not isinstance(value, list | tuple):
-        raise RequestError(f"{name}={value!r} is not a list; give a list, or leave it out.")
+        raise RequestError(f"{name}={shown(value)} is not a list; give a list, or leave it out.")
     return tuple(value or ())
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _range(low: float, high: float, open_low: bool) -> str:
     start = f"above {low}" if open_low else f"from {low}"
-    return start + (" up" if high == math.inf else f" to {high}")
+    if high in (math.inf, MAX_INTEGER):
+        return start if open_low else f"{start} up"
+    return f"{start} to {high}"

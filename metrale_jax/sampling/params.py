@@ -3,12 +3,13 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from metrale_jax.core.errors import RequestError
+from metrale_jax.core.errors import RequestError, shown
 from metrale_jax.sampling.checks import Check, every, integer, listed, number, one_of, optional, text
 
 # Below this a temperature's only effect would be overflow: it means greedy.
@@ -34,7 +35,8 @@ class SamplingParams:
        multiplied.
     4. `frequency_penalty` (0 is off) times a token's count in the answer is subtracted, then `presence_penalty` (0 is
        off) once from each token of the answer.
-    5. `logit_bias` `{token id: number}` is added. Greedy draws take the highest logit here.
+    5. `logit_bias` `{token id: number}` is added; an id may be a decimal text, as in JSON. Greedy draws take the
+       highest logit here.
     6. `temperature` divides; 0 is greedy.
     7. `top_n_sigma` (0 is off) keeps logits at most so many standard deviations below the highest, then `top_k` (0 or
        -1 is off), `top_p` (1 is off) and `min_p` (0 is off), each of what the one before it kept and with ties; the
@@ -64,7 +66,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] | None = ()
+    logit_bias: Mapping[int | str, float] | tuple[tuple[int, float], ...] | None = ()
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     banned_token_ids: tuple[int, ...] | list[int] | None = ()
     bad_words: tuple | list | None = ()
@@ -122,6 +124,7 @@ def seed_bits(seed: int, sample: int) -> int:
 
 STRUCTURES = ("json_schema", "regex", "choice", "grammar")
 _TOKEN_ID = integer(0, math.inf, "use token ids of the model's vocabulary")
+_DECIMAL = re.compile("[0-9]{1,19}")
 _SWITCH = one_of((True, False), "use True or False")
 
 
@@ -141,12 +144,18 @@ def _bias_pairs(name, value):
     pairs = tuple(value.items()) if isinstance(value, Mapping) else listed(name, value)
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise RequestError(f"{name}={pair!r} is not a pair of token id and number; give a dict.")
-        _TOKEN_ID(name, pair[0])
+            raise RequestError(f"{name}={shown(pair)} is not a pair of token id and number; give a dict.")
         number(-100, 100, "use a value from -100 to 100")(name, pair[1])
+    pairs = tuple((_id_of(token), value) for token, value in pairs)
+    every(_TOKEN_ID)(name, [token for token, _ in pairs])
     if len(pairs) > MAX_LOGIT_BIAS:
         raise RequestError(f"{name} of {len(pairs)} tokens is above the limit of {MAX_LOGIT_BIAS}; name fewer.")
     return tuple(sorted(dict(pairs).items()))
+
+
+def _id_of(token):
+    # The keys of a JSON object are texts.
+    return int(token) if isinstance(token, str) and _DECIMAL.fullmatch(token) else token
 
 
 def _json_text(name, value):
@@ -154,8 +163,8 @@ def _json_text(name, value):
         try:
             # The order of properties is the order in which an answer gives them: it stays.
             return json.dumps(dict(value))
-        except (TypeError, ValueError) as error:
-            raise RequestError(f"{name}={value!r} cannot be written as JSON ({error}); give plain values.") from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"{name}={shown(value)} is not plain JSON ({error}); give plain values.") from error
     return value
 
 
@@ -163,13 +172,13 @@ def _check_json(name, value):
     text(1, "give a JSON schema as a dict or as text")(name, value)
     try:
         json.loads(value)
-    except ValueError as error:
-        raise RequestError(f"{name}={value!r} is not JSON ({error}); give a JSON schema.") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name}={shown(value)} is not JSON ({error}); give a JSON schema.") from error
 
 
 def _check_allowed(name, value):
     if not value:
-        raise RequestError(f"{name}={value!r} allows no token; name at least one, or leave it out.")
+        raise RequestError(f"{name}={shown(value)} allows no token; name at least one, or leave it out.")
     every(_TOKEN_ID)(name, value)
 
 
@@ -179,12 +188,12 @@ def _check_bad_word(name, value):
             raise RequestError(f"{name} holds an empty list of token ids; leave it out.")
         every(_TOKEN_ID)(name, value)
     elif not isinstance(value, str) or not value.strip():
-        raise RequestError(f"{name}={value!r} is neither a word nor a list of token ids; leave it out.")
+        raise RequestError(f"{name}={shown(value)} is neither a word nor a list of token ids; leave it out.")
 
 
 def _check_choice(name, value):
     if not value:
-        raise RequestError(f"{name}={value!r} leaves nothing to choose; name at least one text.")
+        raise RequestError(f"{name}={shown(value)} leaves nothing to choose; name at least one text.")
     every(text(1, "leave it out"))(name, value)
 
 

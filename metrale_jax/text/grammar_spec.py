@@ -100,7 +100,10 @@ def _from_json_schema(spec: GrammarSpec) -> str:
 
 
 def _from_regex(spec: GrammarSpec) -> str:
-    return _lark(f"start: /{regex_to_lark(spec.text, use_ascii='d')}/")
+    try:
+        return _lark(f"start: /{regex_to_lark(spec.text, use_ascii='d')}/")
+    except ValueError as error:
+        raise refused(spec, str(error)) from error
 
 
 def _from_choice(spec: GrammarSpec) -> str:

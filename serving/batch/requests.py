@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.core.errors import MetraleError, RequestError, shown
 from metrale_jax.sampling.params import SamplingParams
 from serving.batch.backend import Prompt
 from serving.batch.files import MAX_LINE_BYTES
@@ -94,10 +94,10 @@ def origin_of(line: int, record: Mapping[str, Any]) -> Origin:
         raise BadLine("invalid_request", "the line has both id and custom_id; give one of them.", origin)
     value = record[names[0]] if names else None
     if openai and (not isinstance(value, str) or not value):
-        message = f"custom_id={value!r} is not a text of at least one character; give each line its own."
+        message = f"custom_id={shown(value)} is not a text of at least one character; give each line its own."
         raise BadLine("invalid_request", message, origin)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
-        message = f"{names[0]}={value!r} is neither a text nor an integer; give one of these."
+        message = f"{names[0]}={shown(value)} is neither a text nor an integer; give one of these."
         raise BadLine("invalid_request", message, origin)
     return replace(origin, key=value)
 
@@ -115,6 +115,10 @@ def job_of(origin: Origin, record: Mapping[str, Any], defaults: Mapping[str, Any
             raise RequestError(f"n={params.n} is above {MAX_ANSWERS}; ask for fewer, or write the prompt again.")
     except MetraleError as error:
         raise BadLine("invalid_request", str(error), origin) from None
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        # No check foresaw it: it is this line's fault all the same, and no reason to leave the others unanswered.
+        message = f"the line is no request that can be read ({type(error).__name__}: {error}); correct its fields."
+        raise BadLine("invalid_request", message, origin) from None
     if params.seed is None:
         params = replace(params, seed=seed_of(origin))
     return Job(origin, prompt, params, write, num_bytes)
@@ -132,10 +136,10 @@ def _openai(record: Mapping[str, Any], defaults: Mapping[str, Any]):
             raise RequestError(f"{name} is no field of a batch line; put it into body or leave it out.")
     method, url, body = record.get("method", "POST"), record.get("url"), record.get("body")
     if method != "POST":
-        raise RequestError(f"method={method!r} is not served; use POST.")
+        raise RequestError(f"method={shown(method)} is not served; use POST.")
     endpoint = ENDPOINTS.get(url) if isinstance(url, str) else None
     if endpoint is None:
-        raise RequestError(f"url={url!r} is not served; use one of {', '.join(ENDPOINTS)}.")
+        raise RequestError(f"url={shown(url)} is not served; use one of {', '.join(ENDPOINTS)}.")
     if not isinstance(body, dict):
         raise RequestError(f"body of type {type(body).__name__} is no object; give the request's fields.")
     if body.get("stream"):

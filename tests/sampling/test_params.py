@@ -59,7 +59,11 @@ BAD = [
     ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1),
     ("logit_bias", {-1: 1}),
-    ("logit_bias", {"5": 1}),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {" 5": 1}),
+    ("logit_bias", {"5.0": 1}),
+    ("logit_bias", {"-5": 1}),
+    ("logit_bias", {"9" * 30: 1}),
     ("logit_bias", {5: 101}),
     ("logit_bias", {5: None}),
     ("logit_bias", [5]),
@@ -102,6 +106,41 @@ def test_a_value_out_of_range_is_refused_by_name_and_value(name, value):
     message = str(caught.value)
     assert name in message
     assert "\n" not in message
+
+
+def deep(levels):
+    value = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["huge", "low", "unspeakable"])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
+def test_a_number_too_large_for_anything_is_refused(name, value):
+    for spelt in (value, [value]):
+        with pytest.raises(RequestError, match=name):
+            SamplingParams(**{name: spelt})
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
+def test_what_is_nested_too_deep_is_refused(name):
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: deep(100_000)})
+
+
+def test_a_schema_nested_too_deep_is_refused_as_text_too():
+    with pytest.raises(RequestError, match="json_schema=.* is not JSON"):
+        SamplingParams(json_schema="[" * 60_000)
+
+
+def test_a_deadline_must_be_finite():
+    with pytest.raises(RequestError, match="deadline_s=inf is not a finite number above 0; use seconds"):
+        SamplingParams(deadline_s=math.inf)
+
+
+def test_a_bias_may_name_its_tokens_as_json_does():
+    assert SamplingParams(logit_bias={"7": -2, 5: 1}).logit_bias == ((5, 1), (7, -2))
 
 
 def test_the_message_holds_value_limit_and_way_out():

@@ -67,7 +67,9 @@ def test_a_completion_takes_text_or_ids(prompt, expected):
         ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "x"}]}, "tool_call_id"),
         ({"response_format": {"type": "xml"}}, "response_format={'type': 'xml'}"),
         ({"response_format": {"type": "json_schema"}}, "response_format="),
-        ({"logit_bias": {"a": 1}}, "logit_bias={'a': 1}"),
+        ({"logit_bias": {"a": 1}}, "logit_bias='a'"),
+        ({"logit_bias": {"5.5": 1}}, "logit_bias='5.5'"),
+        ({"logit_bias": [[5, 1]]}, "logit_bias=[[5, 1]]"),
     ],
 )
 def test_what_is_not_served_is_named(body, words):

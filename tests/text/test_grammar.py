@@ -399,6 +399,11 @@ def test_a_token_that_the_mask_forbids_is_not_accepted(small):
         ("grammar", "root ::= other", "'other' not found", "rule 'root'"),
         ("grammar", "start: " + "(" * 10_000, "too deeply nested", "rule 'start'"),
         ("regex", "a" * (MAX_TEXT + 1), str(MAX_TEXT), "simpler"),
+        ("regex", "\ud800", "surrogates", "Rust"),
+        ("choice", '["\ud800"]', "", "one or more"),
+        ("grammar", "\ud800", "", "rule 'start'"),
+        ("json_schema", "\ud800", "", "correct the schema"),
+        ("json_schema", '{"const": "\ud800"}', "", "correct the schema"),
         ("poem", "roses", "json_schema, regex, choice, grammar", "use one of them"),
     ],
 )

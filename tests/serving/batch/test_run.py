@@ -39,6 +39,8 @@ def test_every_line_is_answered_once_in_its_own_form(tmp_path):
     assert records[3]["finish_reason"] == "stop" and records[3]["token_ids"] == [1, 2]
 
 
+# Deeper than what Python spells out, whether or not than what it reads.
+DEEP = b"[" * 30_000 + b"]" * 30_000
 BAD = [
     (b'{"prompt": "torn', "invalid_json", "no JSON"),
     (b"[" * 100_000, "invalid_json", "no JSON"),
@@ -62,7 +64,30 @@ BAD = [
     (b'{"custom_id": "e15", "url": "/v1/completions", "body": {}, "x": 1}', "invalid_request", "x is no field"),
     (b'{"url": "/v1/completions", "body": {"prompt": "a"}}', "invalid_request", "custom_id=None"),
     (json.dumps(chat("e16", "a", tools=[])).encode(), "invalid_request", "tools"),
+    (b'{"id": "e17", "prompt": "a", "temperature": 1%s}' % (b"0" * 400), "invalid_request", "temperature=1000"),
+    (b'{"id": "e18", "prompt": "a", "deadline_s": 1%s}' % (b"0" * 400), "invalid_request", "deadline_s=1000"),
+    (b'{"id": "e19", "prompt": "a", "json_schema": "%s"}' % (b"[" * 60_000), "invalid_request", "is not JSON"),
+    (b'{"id": "e20", "prompt": "a", "stop": %s}' % DEEP, "", "stop="),
+    (b'{"id": "e21", "prompt": "a", "json_schema": {"a": %s}}' % DEEP, "", "json_schema="),
+    (b'{"id": %s, "prompt": "a"}' % DEEP, "", "id="),
+    (json.dumps(chat("e23", "a", logprobs=[])).encode().replace(b"[]", DEEP), "", "logprobs="),
 ]
+
+
+@pytest.mark.parametrize("fault", [ValueError("x"), TypeError("x"), RecursionError("x"), OverflowError("x")])
+def test_a_fault_that_no_check_foresaw_costs_only_its_line(tmp_path, monkeypatch, fault):
+    read_params = requests_module.sampling_params
+
+    def spoilt(asked, defaults):
+        if asked.pop("top_k", 0) == 13:
+            raise fault
+        return read_params(asked, defaults)
+
+    monkeypatch.setattr(requests_module, "sampling_params", spoilt)
+    output = tmp_path / "out.jsonl"
+    assert run(write(tmp_path / "in.jsonl", [{"prompt": "a", "top_k": 13}, {"prompt": "b"}]), output) == 0
+    records = read(output)
+    assert type(fault).__name__ in records[1]["error"]["message"] and records[2]["error"] is None
 
 
 def test_a_bad_line_becomes_an_error_line_and_the_rest_goes_on(tmp_path):
@@ -74,7 +99,8 @@ def test_a_bad_line_becomes_an_error_line_and_the_rest_goes_on(tmp_path):
     held_correct({line: records.pop(line) for line in range(1, 41)}, good)
     for line, (raw, code, words) in enumerate(BAD, start=41):
         error = records[line]["error"]
-        assert error["code"] == code and words in error["message"], (raw, error)
+        if "no JSON" not in error["message"] or code:
+            assert error["code"] in (code or "invalid_request",) and words in error["message"], (raw[:99], error)
         assert "text" not in records[line] and records[line].get("response") is None
     assert [records[line].get("id") for line in (46, 49, 55)] == ["e1", "e4", "e10"]
     assert records[56]["custom_id"] == "e11"
