@@ -2,11 +2,11 @@
 """`Answer`: one prompt's requests in the engine and the text that comes of them."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from metrale_jax.core.errors import MetraleError, RequestError
-from metrale_jax.engine.admission import Ask
+from metrale_jax.core.errors import MetraleError, RequestError, shown
+from metrale_jax.engine.admission import NO_SEQUENCES, Ask
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.request import Request, RequestMetrics
 from metrale_jax.results import GenerationResult, Usage
@@ -25,15 +25,14 @@ def checked_prompts(prompts) -> list:
     """A list of prompts from one text, one list of ids, or a list of either. Raises `RequestError` for other things."""
     if isinstance(prompts, str):
         return [prompts]
-    try:
-        listed = list(prompts)
-    except TypeError:
-        raise RequestError(f"prompts={prompts!r} is no text, list of token ids or list of these; give one.") from None
-    if listed and all(not isinstance(item, str) and not hasattr(item, "__len__") for item in listed):
+    if isinstance(prompts, NO_SEQUENCES) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts={shown(prompts)} is no text, list of token ids or list of these; give one.")
+    listed = list(prompts)
+    if listed and not any(hasattr(item, "__len__") for item in listed):
         return [listed]
     for item in listed:
-        if not isinstance(item, str) and not hasattr(item, "__len__"):
-            raise RequestError(f"prompt {item!r} is neither a text nor a list of token ids; give one of these.")
+        if not hasattr(item, "__len__"):
+            raise RequestError(f"prompt {shown(item)} is neither a text nor a list of token ids; give one of these.")
     return listed
 
 
@@ -41,6 +40,8 @@ def params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: 
     """Params for each of `count` prompts: the same for all, or a list of as many."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise RequestError(f"params={shown(params)} is no SamplingParams or list of them; give SamplingParams(...).")
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one for each.")
     return list(params)

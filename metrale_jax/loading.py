@@ -56,7 +56,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_config(path: Path) -> tuple[Family, RawConfig]:
-    """Family and raw config of a directory (or of its config.json), generation_config.json's stop ids added."""
+    """Family and raw config of a directory (or of its config.json).
+
+    An answer ends at any id that config.json or generation_config.json names as `eos_token_id`, not only at the
+    latter's as in transformers: a tuned model's directory often has its base's file for one of the two.
+    """
     directory = path if path.is_dir() else path.parent
     values = _read_json(directory / "config.json")
     names = values.get("architectures") or []
@@ -67,15 +71,13 @@ def read_config(path: Path) -> tuple[Family, RawConfig]:
         )
     family = family_for(names[0], ARCHITECTURES)
     generation = directory / "generation_config.json"
-    extra = _read_json(generation) if generation.exists() else {}
-    stops = [*_listed(values.get("eos_token_id")), *_listed(extra.get("eos_token_id"))]
+    raw = RawConfig(values, family.defaults, str(directory / "config.json"))
+    extra = RawConfig(_read_json(generation) if generation.exists() else {}, {}, str(generation))
+    vocab_size = raw.positive("vocab_size")
+    stops = [stop for each in (raw, extra) for stop in each.token_ids("eos_token_id", vocab_size)]
     if stops:
-        values["eos_token_id"] = [stop for i, stop in enumerate(stops) if stop not in stops[:i]]
-    return family, RawConfig(values, family.defaults, str(directory / "config.json"))
-
-
-def _listed(value: Any) -> list:
-    return [] if value is None else list(value) if isinstance(value, list) else [value]
+        raw.values["eos_token_id"] = list(dict.fromkeys(stops))
+    return family, raw
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from metrale_jax import LLM, cli
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.loading import read_config
 from tests.conftest import GOLDENS
 
 
@@ -57,6 +58,22 @@ def test_a_config_field_that_makes_no_sense_is_named(capsys, directory, field, v
     config = directory / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), field: value}))
     assert words in refused(capsys, directory)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", [-1, 10**9, True, [2, -1], [2, False], "2", 2.0], ids=str)
+def test_a_stop_id_that_is_no_token_is_named_with_its_file(capsys, directory, name, value):
+    path = directory / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
+    told = refused(capsys, directory)
+    assert f"eos_token_id={value!r} in {path} is not a token id" in told
+
+
+def test_an_answer_ends_at_the_stop_ids_of_both_files(directory):
+    for name, value in (("config.json", [5, 6]), ("generation_config.json", 7)):
+        path = directory / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
+    assert read_config(directory)[1].token_ids("eos_token_id") == (5, 6, 7)
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])

@@ -85,6 +85,11 @@ def test_the_installed_command_exits_2_too():
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "top_p=2.0" in done.stderr
 
 
+def test_the_package_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "metrale_jax", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("usage: metrale-jax") and "generate" in done.stdout
+
+
 def test_inspect_says_what_a_checkpoint_is_and_needs(capsys):
     status, out, _ = run(["inspect", "--model", "smollm2-135m"], capsys)
     assert status == 0

@@ -198,6 +198,18 @@ def test_a_bad_prompt_alone_raises_and_names_the_remedy(tiny, prompt, words):
         tiny.generate(prompt, SamplingParams(temperature=0, max_tokens=4))
 
 
+@pytest.mark.parametrize("prompts", [b"x", [b"x"], {"a": 1}, [{"a": 1}], {1, 2}, [bytearray(b"x")]])
+def test_what_has_items_and_is_no_list_of_ids_is_no_prompt(tiny, prompts):
+    with pytest.raises(RequestError, match="token ids"):
+        tiny.generate(prompts, SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, [{"max_tokens": 3}], [None], 3, "ab", {SamplingParams()}])
+def test_what_is_no_sampling_params_is_refused(tiny, params):
+    with pytest.raises(RequestError, match="is no SamplingParams or list of them"):
+        tiny.generate([[3]], params)
+
+
 def test_a_bad_prompt_among_good_ones_harms_only_itself(tiny):
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     good = tiny.generate([[3, 4, 5]], params)[0]
@@ -299,7 +311,7 @@ def test_answers_keep_to_their_structure_in_any_company(smollm2):
         assert result.token_ids == smollm2.generate(prompt, one)[0].token_ids, one
     with pytest.raises(RequestError, match="regex"):
         smollm2.generate(prompt, SamplingParams(regex="(unclosed"))
-    with pytest.raises(RequestError, match="min_tokens=3"):
+    with pytest.raises(RequestError, match="^min_tokens=3 cannot be had with a structured answer"):
         smollm2.generate(prompt, SamplingParams(regex="a+", min_tokens=3))
 
 

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request must satisfy before it is queued, checked once and told with numbers."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from metrale_jax.core.errors import RequestError
+from metrale_jax.core.errors import RequestError, shown
 from metrale_jax.engine.request import Request
 from metrale_jax.sampling.constraints import Constraint, constraint_of, fixed_mask
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.sampling.rows import check_token_ids
 from pallas_kernels.shapes import ceil_div
+
+# What has a length and items, and yet is no list of token ids or prompts.
+NO_SEQUENCES = (bytes, bytearray, memoryview, Mapping, Set)
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,11 @@ def checked_request(request_id: int, ask: Ask, sample: int, limits: Limits, now:
             f"{limits.usable_blocks}; lower max_tokens, or raise kv_cache_bytes."
         )
     check_token_ids(ask.params, limits.vocab_size)
-    if ask.structure is not None and (ask.params.min_tokens or ask.params.ignore_eos):
+    against = {"min_tokens": ask.params.min_tokens, "ignore_eos": ask.params.ignore_eos}
+    given = " and ".join(f"{name}={value}" for name, value in against.items() if value)
+    if ask.structure is not None and given:
         raise RequestError(
-            f"min_tokens={ask.params.min_tokens} and ignore_eos={ask.params.ignore_eos} work against a structured "
-            "answer, which ends where it is complete; leave them out."
+            f"{given} cannot be had with a structured answer, which ends where it is complete; leave it out."
         )
     structure = ask.structure.fork() if ask.structure is not None else None
     return Request(
@@ -103,13 +107,16 @@ def _stop_ids(ask: Ask, limits: Limits) -> frozenset[int]:
 
 def checked_tokens(prompt: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     """The prompt as plain ints. Raises `RequestError` for an empty one or ids out of range."""
+    if isinstance(prompt, NO_SEQUENCES):
+        raise RequestError(f"prompt {shown(prompt)} is a {type(prompt).__name__}; give a text or a list of token ids.")
     if len(prompt) == 0:
         raise RequestError("prompt of 0 tokens is empty; give at least one token.")
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int | np.integer):
-            raise RequestError(f"prompt holds {token!r}, which is no token id; give integers.")
+            raise RequestError(f"prompt holds {shown(token)}, which is no token id; give integers.")
         if not 0 <= token < vocab_size:
             raise RequestError(
-                f"token id {token} is outside the vocabulary of {vocab_size}; give ids from 0 to {vocab_size - 1}."
+                f"token id {shown(token)} is outside the vocabulary of {vocab_size}; give ids from 0 to "
+                f"{vocab_size - 1}."
             )
     return tuple(int(token) for token in prompt)

@@ -94,7 +94,7 @@ def layer_types(raw: RawConfig, otherwise: list[str]) -> list[str]:
 def model_config(raw: RawConfig, family: str, attentions: list[AttentionConfig], activation_key: str, **changes):
     """The `ModelConfig` from the common fields; `changes` are a family's scales and caps."""
     feed_forward = MlpConfig(raw.positive("intermediate_size"), raw.choice(activation_key, ACTIVATIONS))
-    eos = raw.token_ids("eos_token_id")
+    eos = raw.token_ids("eos_token_id", raw.positive("vocab_size"))
     bos = raw.token_ids("bos_token_id")
     return ModelConfig(
         family=family,

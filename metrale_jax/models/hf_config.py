@@ -61,12 +61,14 @@ class RawConfig:
             raise self._wrong(key, value, "an object")
         return value
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """One id or a list of them; empty where the field is absent."""
+    def token_ids(self, key: str, vocab_size: int | None = None) -> tuple[int, ...]:
+        """One id or a list of them, from 0 and below `vocab_size` where that is given; empty where it is absent."""
         value = self.values.get(key)
         listed = [] if value is None else value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
             raise self._wrong(key, value, "a token id or a list of them")
+        if vocab_size is not None and not all(0 <= item < vocab_size for item in listed):
+            raise self._wrong(key, value, f"a token id from 0 to {vocab_size - 1} or a list of them")
         return tuple(listed)
 
     def _required(self, key: str, expected: str) -> Any:

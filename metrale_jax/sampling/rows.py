@@ -103,7 +103,10 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     for name, ids in given.items():
         for token in ids:
             if token >= vocab_size:
-                raise RequestError(f"{name}={token} is not below the vocabulary's {vocab_size}; leave it out.")
+                raise RequestError(
+                    f"{name} names the token id {token}, which is not below the vocabulary's {vocab_size}; leave it "
+                    "out."
+                )
 
 
 def _columns(rows: Sequence[SamplingRow | None]) -> Callable:

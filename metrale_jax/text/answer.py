@@ -19,14 +19,11 @@ class AnswerText:
         self._closed = False
 
     def push(self, token_ids: list[int]) -> bool:
-        """Takes tokens that stand; true once a stop string is complete. The first `min_tokens` cannot stop it."""
+        """Takes tokens that stand; true once a stop string is complete, which the first `min_tokens` cannot make it."""
         for token_id in token_ids:
             piece = self._detokenizer.push([token_id])
-            if self._free_tokens > 0:
-                self._free_tokens -= 1
-                self._pieces.append(piece)
-                continue
-            released, stop = self._matcher.push(piece)
+            released, stop = self._matcher.push(piece, may_stop=self._free_tokens == 0)
+            self._free_tokens = max(0, self._free_tokens - 1)
             self._pieces.append(released)
             if stop is not None:
                 self._closed = True
@@ -48,5 +45,5 @@ class AnswerText:
         """Decides what is left: the answer has ended."""
         if not self._closed:
             self._closed = True
-            released, stop = self._matcher.push(self._detokenizer.finish())
+            released, stop = self._matcher.push(self._detokenizer.finish(), may_stop=self._free_tokens == 0)
             self._pieces.append(released if stop is not None else released + self._matcher.finish())

@@ -17,7 +17,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from metrale_jax.core.errors import RequestError, TextError
+from metrale_jax.core.errors import RequestError, TextError, shown
 
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -74,7 +74,7 @@ class ChatTemplate:
             **self._special_strings,
             "documents": None,
             **template_kwargs,
-            "messages": [_with_reasoning_aliases(message) for message in checked_messages(messages)],
+            "messages": [_with_reasoning_aliases(_plain(message)) for message in checked_messages(messages)],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
@@ -115,7 +115,10 @@ class ChatTemplate:
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """`messages` themselves, once each is a mapping with a `role` and, unless it calls tools, a `content`."""
+    """`messages` themselves, once each is a mapping with a `role` and, unless it calls tools, a `content`.
+
+    That is a text, or a list of parts `{"type": "text", "text": ...}`.
+    """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(f"messages is a {type(messages).__name__}; give a list of dicts with role and content.")
     if not messages:
@@ -125,14 +128,27 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[
             raise RequestError(f"messages[{index}] is a {type(message).__name__}; give a dict with role and content.")
         if not isinstance(message.get("role"), str):
             raise RequestError(
-                f"messages[{index}] has role={message.get('role')!r}; give a string such as 'user' or 'assistant'."
+                f"messages[{index}] has role={shown(message.get('role'))}; give a string such as 'user' or 'assistant'."
             )
         content = message.get("content")
         if content is None and message.get("tool_calls"):
             continue
-        if not isinstance(content, str | list | tuple):
-            raise RequestError(f"messages[{index}] has content={content!r}; give a string or a list of content parts.")
+        parts = content if isinstance(content, list | tuple) else ()
+        if not isinstance(content, str | list | tuple) or not all(map(_is_text_part, parts)):
+            raise RequestError(f"messages[{index}] has content={shown(content)}; give a text, or parts of type text.")
     return messages
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `message` with the parts of its content joined: most templates read a text only."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def _with_reasoning_aliases(message: Mapping[str, Any]) -> dict[str, Any]:

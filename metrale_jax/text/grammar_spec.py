@@ -19,6 +19,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from metrale_jax.core.errors import RequestError
 
 MAX_TEXT = 1 << 16
+# llguidance's word for a form that not even an empty answer has.
+_NOTHING_MATCHES = "NoExtensionBias"
 _MAX_QUOTED = 80
 _MAX_REASON = 300
 
@@ -75,6 +77,8 @@ def library_grammar(spec: GrammarSpec) -> str:
 
 def refused(spec: GrammarSpec, reason: str) -> RequestError:
     """The error for a spec that the library refuses for `reason`."""
+    if reason.startswith(_NOTHING_MATCHES):
+        reason = "it matches nothing"
     reason = _quoted(" ".join(reason.split()), _MAX_REASON)
     return RequestError(f"{spec.kind}={_quoted(spec.text)!r} is refused ({reason}); {_KINDS[spec.kind].remedy}.")
 

@@ -33,17 +33,17 @@ class StopMatcher:
         self._held = ""
         self._done = False
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that may be released now, and the stop string that has been met, if one has.
 
-        After a match nothing more may be pushed.
+        One that is complete within a text that may not stop is passed over. After a match nothing more may be pushed.
         """
         assert not self._done, "text was pushed after a stop string had been met"
         if not self._held and not any(initial in text for initial in self._initials):
             return text, None
         for index, character in enumerate(text):
             stop = self._advance(character)
-            if stop is not None:
+            if stop is not None and may_stop:
                 seen = self._held + text[: index + 1]
                 self._held, self._done = "", True
                 return (seen if self._include else seen[: len(seen) - len(stop)]), stop
@@ -66,9 +66,10 @@ class StopMatcher:
             while length and stop[length] != character:
                 length = self._borders[which][length - 1]
             length += stop[length] == character
+            if length == len(stop):
+                met = stop if met is None or length > len(met) else met
+                length = self._borders[which][-1]
             self._matched[which] = length
-            if length == len(stop) and (met is None or length > len(met)):
-                met = stop
         return met
 
 

@@ -71,6 +71,7 @@ def _check_paths(arguments: argparse.Namespace) -> None:
     given, wanted = arguments.input, arguments.output
     if os.path.exists(given) and os.path.exists(wanted) and os.path.samefile(given, wanted):
         raise BatchError(f"output {wanted!r} is the input; name another file.")
+    format_of(wanted).check_target(wanted)
     if arguments.resume and format_of(wanted).is_stream(wanted):
         raise BatchError(
             f"output {wanted!r} is a stream, which cannot be taken up again; name a file, or drop --resume."
@@ -87,6 +88,7 @@ def _sidecar(arguments: argparse.Namespace, stack: ExitStack) -> Sidecar:
         form.clear(output)
         sidecar.forget()
     elif not sidecar.recorded and not form.is_empty(output):
+        sidecar.discard()
         raise BatchError(
             f"output {output!r} is not empty and nothing beside it says of which batch it is; name another, or give "
             "--no-resume to overwrite it."

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """File formats by suffix.
 
-A format is a module with `open_source(path)` and `open_target(path)`, and with `is_stream`, `is_empty` and `clear` for
-the path of an output.
+A format is a module with `open_source(path)` and `open_target(path)`, and with `is_stream`, `check_target`,
+`is_empty` and `clear` for the path of an output.
 """
 
 import importlib

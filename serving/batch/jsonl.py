@@ -171,6 +171,12 @@ def is_stream(path: str) -> bool:
     return path == STANDARD or _is_stream(path)
 
 
+def check_target(path: str) -> None:
+    """Nothing. Raises `BatchError` if `path` is a directory."""
+    if os.path.isdir(path):
+        raise BatchError(f"output {path!r} is a directory, and JSON lines come out as one file; name a file in it.")
+
+
 def is_empty(path: str) -> bool:
     """Whether there is nothing yet at `path`."""
     with told("output", path, "name a file in a writable directory"):

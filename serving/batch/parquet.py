@@ -127,10 +127,14 @@ def is_stream(path: str) -> bool:
     return False
 
 
-def is_empty(path: str) -> bool:
-    """Whether no part is there. Raises `BatchError` if `path` is a file."""
+def check_target(path: str) -> None:
+    """Nothing. Raises `BatchError` if `path` is a file."""
     if Path(path).is_file():
         raise BatchError(f"output {path!r} is a file, and Parquet comes out as a directory of parts; name another.")
+
+
+def is_empty(path: str) -> bool:
+    """Whether no part is there."""
     return not _parts(Path(path))
 
 

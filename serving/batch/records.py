@@ -99,6 +99,8 @@ def _choice(result: GenerationResult) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "seed": result.seed,
     }
+    if result.score is not None:
+        choice["score"] = finite(result.score)
     if result.logprobs:
         choice["logprobs"] = [
             {"token_id": one.token_id, "logprob": finite(one.logprob), "top": [[t, finite(p)] for t, p in one.top]}

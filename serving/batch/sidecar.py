@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ class Sidecar:
         with told("state directory", self._directory, "name an output in a writable directory"):
             self.journal.unlink(missing_ok=True)
             self._file.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Removes the directory, for a batch that was never begun; what lies in it besides the lock stays."""
+        (self._directory / "lock").unlink(missing_ok=True)
+        with suppress(OSError):
+            self._directory.rmdir()
 
     def settle(self, identity: Mapping[str, Any]) -> int:
         """When this batch was begun, in seconds since 1970: now, if nothing is recorded.

@@ -76,6 +76,6 @@ def test_each_field_reaches_its_column_and_padding_is_off():
 )
 def test_ids_that_the_model_lacks_are_refused(fields):
     (name,) = fields
-    with pytest.raises(RequestError, match=f"{name}=131 is not below the vocabulary's 131"):
+    with pytest.raises(RequestError, match=f"{name} names the token id 131, which is not below the vocabulary's 131"):
         check_token_ids(SamplingParams(**fields), VOCAB)
     check_token_ids(SamplingParams(**fields), VOCAB + 1)

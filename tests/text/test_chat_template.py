@@ -96,8 +96,17 @@ def test_a_message_that_calls_tools_needs_no_content():
         ([{"content": "x"}], r"messages\[0\] has role=None"),
         (HELLO + [{"role": "user"}], r"messages\[1\] has content=None"),
         ([{"role": "user", "content": 3}], r"messages\[0\] has content=3"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\] has content=.*image_url.*type text"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\] has content=\['x'\]; give a text, or parts"),
     ],
 )
 def test_malformed_messages_are_named(messages, part):
     with pytest.raises(RequestError, match=part):
         render("", messages)
+
+
+def test_parts_of_a_content_are_joined_for_templates_that_know_texts_only():
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts}]
+    assert render("{{ messages[0].content + '!' }}", messages) == "a b!"
+    assert messages[0]["content"] is parts

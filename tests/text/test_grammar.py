@@ -399,6 +399,7 @@ def test_a_token_that_the_mask_forbids_is_not_accepted(small):
         ("grammar", "root ::= other", "'other' not found", "rule 'root'"),
         ("grammar", "start: " + "(" * 10_000, "too deeply nested", "rule 'start'"),
         ("regex", "a" * (MAX_TEXT + 1), str(MAX_TEXT), "simpler"),
+        ("regex", "[a&&b]", "it matches nothing", "Rust"),
         ("regex", "\ud800", "surrogates", "Rust"),
         ("choice", '["\ud800"]', "", "one or more"),
         ("grammar", "\ud800", "", "rule 'start'"),

@@ -40,6 +40,25 @@ def test_the_outcome_is_that_of_a_search_of_the_whole_text(pieces, stops, includ
     assert run(pieces, stops, include) == (expected, match and match[1])
 
 
+@settings(max_examples=400, deadline=None)
+@given(free=st.lists(LETTERS, max_size=4), rest=st.lists(LETTERS, max_size=4), stops=STOPS, include=st.booleans())
+def test_only_a_stop_that_is_complete_in_what_may_stop_is_met_wherever_it_began(free, rest, stops, include):
+    matcher, released, met = StopMatcher(stops, include_stop_str_in_output=include), "", None
+    for index, piece in enumerate(free + rest):
+        text, met = matcher.push(piece, may_stop=index >= len(free))
+        released += text
+        if met is not None:
+            break
+    whole, least = "".join(free + rest), len("".join(free))
+    ends = range(least + 1, len(whole) + 1)
+    found = [(end, -len(stop), stop) for end in ends for stop in stops if whole[:end].endswith(stop)]
+    if not found:
+        assert met is None and released + matcher.finish() == whole
+        return
+    end, _, stop = min(found)
+    assert (released, met) == (whole[: end if include else end - len(stop)], stop)
+
+
 @settings(max_examples=200, deadline=None)
 @given(pieces=st.lists(LETTERS, max_size=6), stops=STOPS)
 def test_what_is_held_back_is_the_longest_beginning_of_a_stop_and_no_more(pieces, stops):

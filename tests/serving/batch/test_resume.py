@@ -116,9 +116,9 @@ def test_held_answers_survive_a_break(tmp_path):
 
 
 def refused(capsys, source, output, *flags):
-    kept = output.read_bytes()
+    kept = output.is_file() and output.read_bytes()
     assert run(source, output, *flags, backend=Broken(0)) == 2
-    assert output.read_bytes() == kept, "a refusal changes nothing"
+    assert kept == (output.is_file() and output.read_bytes()), "a refusal changes nothing"
     return capsys.readouterr().err
 
 
@@ -152,6 +152,22 @@ def test_an_output_of_unknown_origin_is_not_touched(begun, capsys):
     source, output = begun
     shutil.rmtree(output.with_name("out.jsonl.state"))
     assert "is not empty" in refused(capsys, source, output)
+    assert not output.with_name("out.jsonl.state").exists(), "what was never begun leaves nothing"
+
+
+@pytest.mark.parametrize("more", [[], ["--no-resume"]])
+def test_a_directory_is_no_output_of_json_lines(tmp_path, capsys, more):
+    source, output = write(tmp_path / "in.jsonl", mixed(2)), tmp_path / "out"
+    output.mkdir()
+    assert "is a directory, and JSON lines come out as one file" in refused(capsys, source, output, *more)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out"]
+
+
+def test_a_file_is_no_output_of_parquet(tmp_path, capsys):
+    source, output = write(tmp_path / "in.jsonl", mixed(2)), tmp_path / "out.parquet"
+    output.write_bytes(b"x")
+    assert "is a file, and Parquet comes out as a directory" in refused(capsys, source, output)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.parquet"]
 
 
 def test_damage_in_the_middle_is_refused_and_named(begun, capsys):

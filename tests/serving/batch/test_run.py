@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
+from metrale_jax.results import GenerationResult, RequestMetrics, Usage
 from metrale_jax.sampling.params import SamplingParams
 from serving.batch import jsonl
 from serving.batch import requests as requests_module
-from serving.batch.records import Told
+from serving.batch.records import Origin, Told, plain_record
 from serving.batch.run import Settings, run_batch
 from serving.batch.signals import StopWish
 from serving.batch.sink import DirectSink
@@ -88,6 +89,17 @@ def test_a_fault_that_no_check_foresaw_costs_only_its_line(tmp_path, monkeypatch
     assert run(write(tmp_path / "in.jsonl", [{"prompt": "a", "top_k": 13}, {"prompt": "b"}]), output) == 0
     records = read(output)
     assert type(fault).__name__ in records[1]["error"]["message"] and records[2]["error"] is None
+
+
+def test_answers_of_a_beam_search_say_how_they_were_ranked():
+    def answer(score, others=()):
+        metrics = RequestMetrics(0, 0, 0, 0)
+        return GenerationResult("a", (1,), (), "stop", Usage(1, 0, 1), metrics, 0, others=others, score=score)
+
+    told = Told("fake", 0, lambda token: b"")
+    record = plain_record(Origin(1, openai=False), answer(-0.5, (answer(-1.5),)), told)
+    assert record["score"] == -0.5 and [choice["score"] for choice in record["choices"]] == [-0.5, -1.5]
+    assert "score" not in plain_record(Origin(1, openai=False), answer(None), told)
 
 
 def test_a_bad_line_becomes_an_error_line_and_the_rest_goes_on(tmp_path):
