@@ -71,12 +71,12 @@ def not_finite(request: Request) -> RequestError:
 
 
 def _nothing_to_draw(request: Request) -> RequestError:
-    kept = (
-        " to its structure, which allowed_token_ids and banned_token_ids may bar" if request.params.structured else ""
-    )
+    way_out = "loosen its masks or bad words"
+    if request.params.structured:
+        way_out = "let allowed_token_ids, banned_token_ids and bad_words leave what its structure needs"
     return RequestError(
         f"request {request.request_id}: its rules allow no token after {request.num_tokens} tokens of prompt and "
-        f"answer{kept}; loosen its masks, bad words or structure."
+        f"answer; {way_out}."
     )
 
 

@@ -107,8 +107,9 @@ def row_json(row: dict[str, Any]) -> bytes:
     """A row as a line of the input: without nulls, a body of JSON text as an object."""
     present = _without_null(row)
     if isinstance(present.get("body"), str):
-        with suppress(ValueError):  # what is no JSON is told later, as a body that is no object
-            present["body"] = json.loads(present["body"])
+        # What is no JSON, or too deep, is told later, as a body that is no object.
+        with suppress(ValueError, RecursionError):
+            return json.dumps({**present, "body": json.loads(present["body"])}, default=str).encode()
     return json.dumps(present, default=str).encode()
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from serving.batch.parquet import ParquetParts
+from serving.batch.parquet import ParquetParts, row_json
 from tests.serving.batch.inputs import chat, expected_texts, held_correct, mixed, read, run, write
 
 arrow = pytest.importorskip("pyarrow")
@@ -37,6 +37,11 @@ def test_bodies_may_be_structs_or_json_text(tmp_path, spelling):
     held_correct(read(tmp_path / "out.jsonl"), requests)
 
 
+def test_a_body_nested_too_deep_stays_the_text_that_it_is():
+    body = "[" * 60_000 + "]" * 60_000
+    assert json.loads(row_json({"custom_id": "a", "body": body})) == {"custom_id": "a", "body": body}
+
+
 @pytest.mark.parametrize("order", ["any", "input"])
 def test_answers_come_out_in_typed_columns_part_by_part(tmp_path, order, monkeypatch):
     monkeypatch.setattr(ParquetParts, "min_rows", 16)
@@ -59,6 +64,7 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path, capsys):
     (tmp_path / "out.parquet").write_bytes(b"mine")
     assert run(write(tmp_path / "in.jsonl", mixed(2)), tmp_path / "out.parquet") == 2
     assert "is a file" in capsys.readouterr().err and (tmp_path / "out.parquet").read_bytes() == b"mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.parquet"]
 
 
 def test_a_file_that_is_no_parquet_is_told(tmp_path, capsys):

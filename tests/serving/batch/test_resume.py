@@ -163,13 +163,6 @@ def test_a_directory_is_no_output_of_json_lines(tmp_path, capsys, more):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out"]
 
 
-def test_a_file_is_no_output_of_parquet(tmp_path, capsys):
-    source, output = write(tmp_path / "in.jsonl", mixed(2)), tmp_path / "out.parquet"
-    output.write_bytes(b"x")
-    assert "is a file, and Parquet comes out as a directory" in refused(capsys, source, output)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.parquet"]
-
-
 def test_damage_in_the_middle_is_refused_and_named(begun, capsys):
     source, output = begun
     lines = output.read_bytes().splitlines(keepends=True)
