@@ -190,24 +190,14 @@ def test_closing_a_stream_gives_its_blocks_back(smollm2):
         ([[-1]], "token id -1"),
         ([[1.5]], "1.5"),
         ([list(range(100)) * 3], "prompt of 300 tokens leaves no room in a context of 256"),
+        ([b"x"], "a bytes; give a text or a list of token ids"),
+        ([{"role": "user"}], "a dict; give a text or a list of token ids"),
         ("text", "tokenizer"),
     ],
 )
 def test_a_bad_prompt_alone_raises_and_names_the_remedy(tiny, prompt, words):
     with pytest.raises(MetraleError, match=words):
         tiny.generate(prompt, SamplingParams(temperature=0, max_tokens=4))
-
-
-@pytest.mark.parametrize("prompts", [b"x", [b"x"], {"a": 1}, [{"a": 1}], {1, 2}, [bytearray(b"x")]])
-def test_what_has_items_and_is_no_list_of_ids_is_no_prompt(tiny, prompts):
-    with pytest.raises(RequestError, match="token ids"):
-        tiny.generate(prompts, SamplingParams(max_tokens=1))
-
-
-@pytest.mark.parametrize("params", [{"max_tokens": 3}, [{"max_tokens": 3}], [None], 3, "ab", {SamplingParams()}])
-def test_what_is_no_sampling_params_is_refused(tiny, params):
-    with pytest.raises(RequestError, match="is no SamplingParams or list of them"):
-        tiny.generate([[3]], params)
 
 
 def test_a_bad_prompt_among_good_ones_harms_only_itself(tiny):
