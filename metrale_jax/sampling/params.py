@@ -30,7 +30,7 @@ class SamplingParams:
 
     1. Masks: only `allowed_token_ids`, none of `banned_token_ids`; no `bad_words` (texts, or lists of token ids: the
        last token of one may not follow the others at the end of the answer so far); what the structured output allows.
-    2. `min_tokens`: no stop id before that many tokens. Nor does a stop string end the answer that is complete by then.
+    2. `min_tokens`: no stop id before that many tokens. A stop string that is complete by then does not end it.
     3. `repetition_penalty` (1 is off): positive logits of tokens in prompt or answer are divided by it, negative ones
        multiplied.
     4. `frequency_penalty` (0 is off) times a token's count in the answer is subtracted, then `presence_penalty` (0 is
