@@ -204,7 +204,7 @@ def test_what_can_never_be_served_is_refused_with_its_numbers(kit):
         kit.submit(engine, kit.job([]))
     with pytest.raises(RequestError, match="token id 131 is outside the vocabulary of 131"):
         kit.submit(engine, kit.job([131]))
-    with pytest.raises(RequestError, match="stop_token_ids=131"):
+    with pytest.raises(RequestError, match="stop_token_ids names the token id 131, which"):
         kit.submit(engine, kit.job([3], SamplingParams(stop_token_ids=[131])))
     with pytest.raises(RequestError, match="9 stop ids with min_tokens are above the limit of 8"):
         kit.submit(engine, kit.job([3], SamplingParams(stop_token_ids=list(range(9)), min_tokens=1)))
