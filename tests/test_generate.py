@@ -137,5 +137,5 @@ def test_texts_and_foreign_ids_are_refused(model):
     prompt = model.prompt[:PROMPT].tolist()
     with pytest.raises(RequestError, match="bad_words='word' is a text"):
         solo(model, prompt, SamplingParams(bad_words=["word"]))
-    with pytest.raises(RequestError, match="logit_bias=131"):
+    with pytest.raises(RequestError, match="logit_bias names the token id 131, which"):
         solo(model, prompt, SamplingParams(logit_bias={131: 1}))
