@@ -353,3 +353,37 @@ def test_answers_of_one_prompt_run_it_once(smollm2):
     for choice in result.choices:
         alone = SamplingParams(temperature=1.0, seed=choice.seed, max_tokens=5, ignore_eos=True)
         assert smollm2.generate(ids, alone)[0].token_ids == choice.token_ids
+
+
+def test_a_stream_that_is_closed_or_forgotten_before_its_first_piece_costs_nobody_anything(tiny):
+    long = SamplingParams(temperature=0, max_tokens=200)
+    tiny.stream([3, 4, 5], long).close()
+    assert not tiny.stats().num_waiting
+    for _ in range(5):
+        tiny.stream([3, 4, 5], long)
+    before = tiny.stats().generated_tokens
+    tiny.generate([[6, 7]], SamplingParams(temperature=0, max_tokens=3))
+    assert tiny.stats().generated_tokens - before == 3
+    tiny.engine.check()
+
+
+def test_a_failure_while_prompts_are_queued_leaves_none_of_them_behind(tiny, monkeypatch):
+    submit = tiny.engine.submit
+
+    def second_fails(ask):
+        if ask.prompt == [9]:
+            raise KeyboardInterrupt
+        return submit(ask)
+
+    monkeypatch.setattr(tiny.engine, "submit", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.generate([[3, 4], [9]], SamplingParams(temperature=0, max_tokens=5))
+    assert not tiny.stats().num_waiting
+
+
+def test_every_answer_of_a_prompt_has_its_scores_and_late_beams_are_as_many_as_asked(tiny):
+    scored = SamplingParams(n=3, seed=1, max_tokens=2, prompt_logprobs=1)
+    choices = tiny.generate([[3, 4, 5, 6]], scored)[0].choices
+    assert [len(choice.prompt_logprobs) for choice in choices] == [3, 3, 3]
+    late = SamplingParams(beam_width=3, n=3, max_tokens=50, deadline_s=1e-9)
+    assert [choice.finish_reason for choice in tiny.generate([[3, 4]], late)[0].choices] == ["abort"] * 3
