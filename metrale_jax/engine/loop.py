@@ -191,7 +191,6 @@ class Engine:
             self._read_all()
         for request in outgrown:
             if not request.finished:
-                request.known_len = request.num_tokens
                 self._requeue(request)
 
     def _preempt_newest(self) -> None:
@@ -253,7 +252,9 @@ class Engine:
                 return  # nothing was given back since it did not fit
             self.waiting.pop()
             request.followers = [one for one in request.followers if not one.finished]
-            request.known_len = max(request.known_len, len(request.prompt))
+            known_len = max(request.known_len, len(request.prompt))
+            outgrown = known_len <= self.limits.recompute_len < request.num_tokens
+            request.known_len = request.num_tokens if outgrown else known_len
             missing = self.memory.begin(request)
             offered[request.request_id] = request
             yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))
