@@ -124,8 +124,8 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AnswerStream:
-        """Pieces of the answer's text as they are decided; the last carries the result. Closing it cancels the rest, and
-        so does forgetting it.
+        """Pieces of the answer's text as they are decided; the last carries the result. Closing the stream cancels the
+        rest, and so does forgetting it.
 
         Joined, the pieces are the result's text. Raises `RequestError` at once for a prompt that cannot be served.
         """

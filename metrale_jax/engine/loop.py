@@ -67,7 +67,7 @@ class Engine:
         self.on_finish = on_finish
         self.counters = Counters(clock())
         self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
-        self.roster = Roster(memory, self.slots, shapes, self.counters, clock)
+        self.roster = Roster(memory, self.slots, shapes, limits.recompute_len, self.counters, clock)
         self._draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -215,7 +215,6 @@ class Engine:
             self._read_all()
         for request in outgrown:
             if not request.finished:
-                request.known_len = request.num_tokens
                 self.roster.requeue(request)
 
     def _preempt_newest(self) -> None:
