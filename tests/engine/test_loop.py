@@ -265,8 +265,8 @@ class Watched:
 
 
 def test_after_warm_up_no_load_compiles_anything(kit):
-    wide, kit = kit("llama-default"), kit("llama-default", False, replace(CONFIG, max_sequences=4, prefill_tokens=16))
-    engine = kit.engine(16, 20)
+    wide, kit = kit("llama-default"), kit("llama-default", False, replace(CONFIG, max_sequences=2, prefill_tokens=16))
+    engine = kit.engine(16, 12)
     steps, wanted = kit.golden.steps, all_programs(engine.shapes, kit.golden.config.vocab_size)
     promised = compile_programs(steps, kit.params, kit.config, wanted)
     assert [program.result() for program in promised] == list(wanted)
@@ -276,7 +276,7 @@ def test_after_warm_up_no_load_compiles_anything(kit):
     kinds = [
         GREEDY,
         SamplingParams(temperature=1.0, top_k=9, min_p=0.01, max_tokens=9, min_tokens=1),
-        SamplingParams(temperature=1.0, n=3, max_tokens=5, logprobs=2),
+        SamplingParams(temperature=1.0, n=2, max_tokens=5, logprobs=2),
         SamplingParams(temperature=0.7, repetition_penalty=1.2, bad_words=[[5, 6]], prompt_logprobs=1),
     ]
     served = []
