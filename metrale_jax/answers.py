@@ -2,14 +2,14 @@
 """`Answer`: one prompt's requests in the engine and the text that comes of them."""
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from metrale_jax.core.errors import MetraleError, RequestError, shown
 from metrale_jax.engine.admission import NO_SEQUENCES, Ask
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.request import Request, RequestMetrics
-from metrale_jax.results import GenerationResult, Usage
+from metrale_jax.results import GenerationResult, StreamPiece, Usage
 from metrale_jax.rules import Rules
 from metrale_jax.sampling.params import SamplingParams, seed_bits
 from metrale_jax.text.answer import AnswerText
@@ -123,7 +123,7 @@ class Answer:
 
     def _found(self, request: Request) -> list[GenerationResult]:
         if not request.hypotheses:
-            return [self._result(0, request, request.output)]
+            return [self._result(index, request, request.output) for index in range(self.params.n)]
         return [
             replace(
                 self._result(index, request, item.tokens),
@@ -147,11 +147,31 @@ class Answer:
             seed=request.seed,
             error=request.error,
             prompt_token_ids=request.prompt,
-            prompt_logprobs=tuple(request.prompt_logprobs),
+            # One of the answers ran the prompt for all.
+            prompt_logprobs=tuple(max((one.prompt_logprobs for one in self._requests), key=len)),
         )
 
     def _prompt_text(self) -> str:
         return self._tokenizer.decode(self._requests[0].prompt, self.params.skip_special_tokens)
+
+
+class AnswerStream(Iterator[StreamPiece]):
+    """The pieces of an answer. Closed, it cancels what is left; forgotten unclosed, it leaves that to the next step."""
+
+    def __init__(self, pieces: Generator[StreamPiece], cancel: Callable[[], None], forget: Callable[[], None]):
+        self._pieces, self._cancel, self._forget = pieces, cancel, forget
+
+    def __next__(self) -> StreamPiece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Ends the answer with what it has."""
+        self._pieces.close()
+        self._cancel()
+
+    def __del__(self):
+        # Whoever collects garbage may be in the midst of a step, so nothing is cancelled here.
+        self._forget()
 
 
 class _Text:

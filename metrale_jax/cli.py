@@ -133,11 +133,15 @@ def _generate(arguments: argparse.Namespace, stack: ExitStack) -> int:
     llm = _opened(arguments, stack)
     if not arguments.raw and llm.tokenizer.has_chat_template:
         prompt = llm.chat_tokens([*_system(arguments), {"role": "user", "content": prompt}])
-    if params.n == 1:
+    if params.n == 1 and not params.beam_width:
         _show(llm.stream(prompt, params), arguments.quiet)
         return 0
-    for index, choice in enumerate(llm.generate([prompt], params)[0].choices):
+    choices = llm.generate([prompt], params)[0].choices
+    for index, choice in enumerate(choices):
         print(f"[{index}] {choice.text}")
+    for choice in choices:
+        if choice.error is not None:
+            raise choice.error
     return 0
 
 

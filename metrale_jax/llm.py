@@ -2,7 +2,8 @@
 """`LLM`: the door for most users. Text in, text out, over the engine; safe to use from several threads."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from metrale_jax.answers import Answer, checked_prompts, fresh_seed, params_for
+from metrale_jax.answers import Answer, AnswerStream, checked_prompts, fresh_seed, params_for
 from metrale_jax.core.errors import MetraleError, RequestError, TextError
 from metrale_jax.engine.admission import checked_tokens
 from metrale_jax.engine.buckets import make_shape_plan
@@ -75,6 +76,7 @@ class LLM:
         steps.on_compile = self._compiling
         self.engine = make_engine(steps, self.loaded.params, self._engine_config(steps), on_finish=on_finish)
         self._lock = RLock()
+        self._forgotten: deque[Answer] = deque()
         self._rules = RuleCompiler(lambda: self.tokenizer, self.loaded.config.vocab_size, self.loaded.eos_token_ids)
 
     @property
@@ -97,16 +99,18 @@ class LLM:
         alone = len(listed) == 1
         # The longest answers first: whatever comes last then has company to the end.
         order = sorted(range(len(listed)), key=lambda index: -(each[index].max_tokens or sys.maxsize))
-        by_index = {index: self._submitted(listed[index], each[index], alone) for index in order}
-        answers = [by_index[index] for index in range(len(listed))]
-        total = sum(answer.max_tokens for answer in answers)
+        by_index: dict[int, Answer] = {}
         try:
+            for index in order:
+                by_index[index] = self._submitted(listed[index], each[index], alone)
+            answers = list(by_index.values())
+            total = sum(answer.max_tokens for answer in answers)
             while self._advance(answers):
                 self._progress("generate", sum(answer.num_generated for answer in answers), total)
         finally:
-            self._cancel(answers)
+            self._cancel(by_index.values())
         self._progress("generate", total, total)
-        return [answer.result() for answer in answers]
+        return [by_index[index].result() for index in range(len(listed))]
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template
@@ -119,8 +123,9 @@ class LLM:
         text = self.tokenizer.apply_chat_template(messages, **template)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
-        """Pieces of the answer's text as they are decided; the last carries the result. Closing it cancels the rest.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AnswerStream:
+        """Pieces of the answer's text as they are decided; the last carries the result. Closing the stream cancels the
+        rest, and so does forgetting it.
 
         Joined, the pieces are the result's text. Raises `RequestError` at once for a prompt that cannot be served.
         """
@@ -130,7 +135,10 @@ class LLM:
                 f"n={one.n} answers with beam_width={one.beam_width} cannot share one stream; ask for one that is "
                 "drawn, or use generate."
             )
-        return self._pieces(self._submitted(prompt, one, alone=True))
+        answer = self._submitted(prompt, one, alone=True)
+        return AnswerStream(
+            self._pieces(answer), lambda: self._cancel([answer]), lambda: self._forgotten.append(answer)
+        )
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
         """The answer to come: `step` until it is `finished`, then ask its `result`. Raises `RequestError` at once."""
@@ -215,6 +223,8 @@ class LLM:
 
     def _step(self) -> bool:
         self._stepping = get_ident()
+        while self._forgotten:
+            self._forgotten.popleft().cancel(self.engine)
         return self.engine.step()
 
     @contextmanager
@@ -224,7 +234,7 @@ class LLM:
             yield
         release_freed_memory()  # a compiler leaves some hundred MiB behind
 
-    def _cancel(self, answers: Sequence[Answer]) -> None:
+    def _cancel(self, answers: Iterable[Answer]) -> None:
         with self._lock:
             for answer in answers:
                 answer.cancel(self.engine)
@@ -237,5 +247,6 @@ class LLM:
             result = answer.result()
             text, tokens = answer.take()
             yield StreamPiece(text, tokens, result)
-        finally:
+        except (Exception, KeyboardInterrupt):
             self._cancel([answer])
+            raise

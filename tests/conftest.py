@@ -81,9 +81,12 @@ def pytest_terminal_summary(terminalreporter):
     for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
         for name, value in report.user_properties if report.when == "call" else ():
             if name == "solo_cells":
-                model, passed, wanted = value
-                for key in (model, "all models"):
-                    before = totals.get(key, (0, 0))
-                    totals[key] = [before[0] + passed, before[1] + wanted]
+                model, *counts = value
+                totals[model] = [sum(pair) for pair in zip(totals.get(model, (0, 0)), counts, strict=True)]
+    if totals:
+        totals = {
+            **dict(sorted(totals.items())),
+            "all models": [sum(pair) for pair in zip(*totals.values(), strict=True)],
+        }
     for model, (passed, wanted) in totals.items():
         terminalreporter.write_line(f"solo matrix, {model}: {passed} of {wanted} cells gave the solo tokens")

@@ -23,7 +23,8 @@ def stored(name):
 
 @pytest.fixture(scope="module")
 def smollm2():
-    return LLM("smollm2-135m", max_sequences=16, max_context_tokens=1024, prefill_tokens=256)
+    # Few sizes of steps, since each has thirty layers to compile; longer lists and prompts take turns and are cut.
+    return LLM("smollm2-135m", max_sequences=4, max_context_tokens=1024, prefill_tokens=64)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_stop_strings_cut_the_text_even_across_tokens(smollm2):
 
 
 def test_log_probabilities_are_those_of_the_raw_logits(smollm2):
-    prompt = smollm2.tokenizer.encode("The sky is")
+    prompt = smollm2.tokenizer.encode("The capital of France is Paris, and the capital of Italy is Rome. The sky is")
     params = SamplingParams(temperature=0.7, top_k=40, seed=1, max_tokens=4, logprobs=3)
     result = smollm2.generate([prompt], params)[0]
     logits = smollm2.logits([*prompt, *result.token_ids]).astype(np.float64)
@@ -151,7 +152,7 @@ def test_a_request_without_a_seed_says_which_seed_repeats_it(smollm2):
 def test_a_batch_gives_each_prompt_its_solo_answer(smollm2):
     prompts = [f"Fact number {i} about {topic}:" for i, topic in enumerate(["cats", "the sea", "iron", "tea", "maps"])]
     encoded = [smollm2.tokenizer.encode(prompt) for prompt in prompts]
-    for params in (GREEDY, SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=24, ignore_eos=True)):
+    for params in (GREEDY, SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=32, ignore_eos=True)):
         results = smollm2.generate(encoded, params)
         solo = generate_tokens(smollm2.loaded.steps, smollm2.loaded.params, encoded[2], params, results[2].seed)
         assert list(results[2].token_ids) == solo
@@ -355,3 +356,37 @@ def test_answers_of_one_prompt_run_it_once(smollm2):
     for choice in result.choices:
         alone = SamplingParams(temperature=1.0, seed=choice.seed, max_tokens=5, ignore_eos=True)
         assert smollm2.generate(ids, alone)[0].token_ids == choice.token_ids
+
+
+def test_a_stream_that_is_closed_or_forgotten_before_its_first_piece_costs_nobody_anything(tiny):
+    long = SamplingParams(temperature=0, max_tokens=200)
+    tiny.stream([3, 4, 5], long).close()
+    assert not tiny.stats().num_waiting
+    for _ in range(5):
+        tiny.stream([3, 4, 5], long)
+    before = tiny.stats().generated_tokens
+    tiny.generate([[6, 7]], SamplingParams(temperature=0, max_tokens=3))
+    assert tiny.stats().generated_tokens - before == 3
+    tiny.engine.check()
+
+
+def test_a_failure_while_prompts_are_queued_leaves_none_of_them_behind(tiny, monkeypatch):
+    submit = tiny.engine.submit
+
+    def second_fails(ask):
+        if ask.prompt == [9]:
+            raise KeyboardInterrupt
+        return submit(ask)
+
+    monkeypatch.setattr(tiny.engine, "submit", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.generate([[3, 4], [9]], SamplingParams(temperature=0, max_tokens=5))
+    assert not tiny.stats().num_waiting
+
+
+def test_every_answer_of_a_prompt_has_its_scores_and_late_beams_are_as_many_as_asked(tiny):
+    scored = SamplingParams(n=3, seed=1, max_tokens=2, prompt_logprobs=1)
+    choices = tiny.generate([[3, 4, 5, 6]], scored)[0].choices
+    assert [len(choice.prompt_logprobs) for choice in choices] == [3, 3, 3]
+    late = SamplingParams(beam_width=3, n=3, max_tokens=50, deadline_s=1e-9)
+    assert [choice.finish_reason for choice in tiny.generate([[3, 4]], late)[0].choices] == ["abort"] * 3

@@ -43,6 +43,10 @@ class Launched:
     searches: tuple[tuple[Search, list[Request], object], ...] = ()
 
 
+# Requests that ended before their deadlines are forgotten once there are so many more of them than of others.
+FORGOTTEN_DEADLINES = 256
+
+
 class Engine:
     """Continuous batching of requests over one device. `recompute_len` is the model's (see `ModelConfig`).
 
@@ -63,7 +67,7 @@ class Engine:
         self.on_finish = on_finish
         self.counters = Counters(clock())
         self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
-        self.roster = Roster(memory, self.slots, shapes, self.counters, clock)
+        self.roster = Roster(memory, self.slots, shapes, limits.recompute_len, self.counters, clock)
         self._draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -165,6 +169,9 @@ class Engine:
         self.roster.check()
 
     def _end_late_ones(self, now: float) -> None:
+        if len(self._deadlines) > 2 * (self.roster.num_waiting + len(self.roster.busy)) + FORGOTTEN_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
+            heapq.heapify(self._deadlines)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, request = heapq.heappop(self._deadlines)
             if not request.finished:
@@ -208,7 +215,6 @@ class Engine:
             self._read_all()
         for request in outgrown:
             if not request.finished:
-                request.known_len = request.num_tokens
                 self.roster.requeue(request)
 
     def _preempt_newest(self) -> None:

@@ -18,12 +18,20 @@ Chunk = tuple[Request, int]
 class Roster:
     """Requests by place. `filling` have a prompt under way, `running` are past it; both hold a slot and a lease.
 
-    The followers of a request that fills hold slots already, so that they can run where its prompt ends.
+    The followers of a request that fills hold slots already, so that they can run where its prompt ends. A sequence
+    that enters past `recompute_len`, where rotary frequencies change, runs under its new length.
     """
 
     def __init__(
-        self, memory: Memory, slots: SlotTable, shapes: ShapePlan, counters: Counters, clock: Callable[[], float]
+        self,
+        memory: Memory,
+        slots: SlotTable,
+        shapes: ShapePlan,
+        recompute_len: int,
+        counters: Counters,
+        clock: Callable[[], float],
     ):
+        self._recompute_len = recompute_len
         self.memory, self.slots = memory, slots
         self.waiting = WaitingQueue()
         self.filling: list[Request] = []
@@ -88,7 +96,9 @@ class Roster:
                 return  # nothing was given back since it did not fit
             self.waiting.pop()
             request.followers = [one for one in request.followers if not one.finished]
-            request.known_len = max(request.known_len, len(request.prompt))
+            known_len = max(request.known_len, len(request.prompt))
+            outgrown = known_len <= self._recompute_len < request.num_tokens
+            request.known_len = request.num_tokens if outgrown else known_len
             missing = self.memory.begin(request)
             offered[request.request_id] = request
             yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))

@@ -27,16 +27,18 @@ def attend(
     def run(index, out):
         # The last rows begin early enough to be as many: those that have run already give the same again.
         def take(leaf):
-            return jax.lax.dynamic_slice_in_dim(leaf, index * TOGETHER, TOGETHER)
+            start = (index * TOGETHER, *[0] * (leaf.ndim - 1))
+            return jax.lax.dynamic_slice(leaf, start, (TOGETHER, *leaf.shape[1:]), allow_negative_indices=False)
 
         part = jax.tree.map(take, ordered)
-        which = part.query_starts // query_len
-        found = xla.attend(q.at[which].get(mode="promise_in_bounds"), k_pool, v_pool, layer, part, params)
-        return out.at[which].set(found, mode="promise_in_bounds", unique_indices=True)
+        which = jax.lax.div(part.query_starts, jnp.full(TOGETHER, query_len, jnp.int32))
+        queries = q.at[which].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        found = xla.attend(queries, k_pool, v_pool, layer, part, params)
+        return out.at[which].set(found, mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False)
 
     out = jnp.zeros((*q.shape[:3], v_pool.shape[-1]), q.dtype)
-    num_used = jnp.sum(rows.kv_lens > 0)
-    return jax.lax.fori_loop(0, (num_used + TOGETHER - 1) // TOGETHER, run, out)
+    num_used = jnp.sum(rows.kv_lens > 0, dtype=jnp.int32)
+    return jax.lax.fori_loop(0, jax.lax.div(num_used + TOGETHER - 1, TOGETHER), run, out)
 
 
 def attend_ragged(

@@ -27,7 +27,7 @@ RAGGED_IMPLEMENTATIONS = (
 # Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
 PIECE = 128
 # Equal rows whose past is walked together: enough to share an operation's cost, few enough for a tile to stay in cache.
-TOGETHER = 8
+TOGETHER = 4
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def _walk(tile, grouped, v_dim):
 
     shape = grouped.shape[:3]
     start = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, v_dim)))
-    _, total, weighted = jax.lax.fori_loop(begin, (last + tile_tokens - 1) // tile_tokens, body, start)
+    _, total, weighted = jax.lax.fori_loop(begin, jax.lax.div(last + tile_tokens - 1, tile_tokens), body, start)
     return total, weighted
 
 
@@ -139,7 +139,10 @@ class _TileReader:
     def __call__(self, grouped, index):
         block_ids = self.tables
         if self.tile_blocks < block_ids.shape[1]:
-            block_ids = jax.lax.dynamic_slice_in_dim(block_ids, index * self.tile_blocks, self.tile_blocks, axis=1)
+            size = (block_ids.shape[0], self.tile_blocks)
+            block_ids = jax.lax.dynamic_slice(
+                block_ids, (0, index * self.tile_blocks), size, allow_negative_indices=False
+            )
         keys, values = self._read(self.k_pool, block_ids), self._read(self.v_pool, block_ids)
         query_len = self.rows.max_query_len
         seen, needed = self._visible(index, query_len)

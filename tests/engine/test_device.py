@@ -16,7 +16,7 @@ def rows_of(engine, count: int) -> Rows:
 
 
 def test_shapes_that_no_program_was_compiled_for_are_refused_and_the_pool_stays(kit):
-    kit = kit("llama-default", False)
+    kit = kit("llama-default")
     engine = kit.engine()
     rows = rows_of(engine, 8)
     engine.device.advance(rows, None)
@@ -34,7 +34,7 @@ def test_shapes_that_no_program_was_compiled_for_are_refused_and_the_pool_stays(
 
 
 def test_devices_with_pools_of_different_sizes_share_one_model(kit):
-    kit = kit("llama-default", False)
+    kit = kit("llama-default")
     first, second = kit.engine(), kit.engine(max_sequences=4)
     assert first.device.pool is not second.device.pool
     job = kit.job(kit.golden.prompt[:7])

@@ -234,9 +234,9 @@ def test_an_unspoiled_engine_is_not():
     spoiled(lambda engine: None)
 
 
-def quiet_world(num_slots: int = 4, regime: int = 0, prefill_tokens: int = 60, num_blocks: int = 60) -> World:
-    """One group without a window, and a cache."""
-    values = iter([0, regime, num_blocks, num_slots, prefill_tokens, num_slots, 1, 1, 0])
+def quiet_world(regime: int = 0, prefill_tokens: int = 60, num_blocks: int = 60, mixes: bool = True) -> World:
+    """One group without a window, four slots, and a cache."""
+    values = iter([0, regime, num_blocks, 4, prefill_tokens, 4, 1, mixes, 0])
     return World(lambda low, high: next(values))
 
 
@@ -347,3 +347,18 @@ def test_a_scored_prompt_that_is_cached_already_does_not_hold_its_blocks_twice()
     world.finish()
     assert reasons_of(world) == ["length", "length"]
     assert world.sent[1].request.num_preemptions == 0, "all blocks but one are its own"
+
+
+def test_an_answer_that_outgrows_its_frequencies_as_the_pool_is_lost_runs_again_under_the_new_ones():
+    world = quiet_world(regime=2, mixes=False)
+    world.submit(job(length=11, max_tokens=20))
+    growing = world.sent[0].request
+    while growing.seq_len < LIMIT - 1:
+        world.step()
+    # A prompt with a constraint waits in the same step until the other's token is read, and then cannot draw.
+    world.submit(job(stem=1, constraint=("plain", 0)))
+    world.fail("draw", 1, takes_pool=True)
+    world.step()
+    assert (growing.num_tokens, growing.lease) == (LIMIT + 1, None)
+    world.finish()
+    assert reasons_of(world) == ["length", "error"]

@@ -74,7 +74,7 @@ def test_cancelling_everything_leaves_an_idle_engine(kit):
 
 
 def test_logits_that_are_not_finite_end_their_request_alone(kit):
-    kit = kit("mistral-window")
+    kit = kit("phi3-longrope")
     # One token's embedding is broken; the head has weights of its own.
     params = kit.params.replace(embed=kit.params.embed.at[130].set(np.nan))
     jobs = crowd(kit)

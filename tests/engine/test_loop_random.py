@@ -29,10 +29,10 @@ def jobs_of(kit):
         yield kit.job(rng.integers(3, 131, length), params, index, tuple(range(2, 10)) if index % 4 else ())
 
 
-@pytest.mark.parametrize("name", ["llama-default", "gemma2", "phi3-longrope"])
+@pytest.mark.parametrize("name", [pytest.param("llama-default", marks=pytest.mark.slow), "gemma2", "phi3-longrope"])
 @pytest.mark.parametrize(("prefill_tokens", "usable_blocks"), [(16, 9), (64, 13)])
 def test_any_order_of_events_gives_solo_answers(kit, name, prefill_tokens, usable_blocks):
-    kit = kit(name, name != "llama-default")
+    kit = kit(name)
     jobs = list(jobs_of(kit))
     preempted = []
 

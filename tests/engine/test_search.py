@@ -36,9 +36,11 @@ def assert_found(request, wanted):
         assert abs(item.score - score) < 1e-4 * max(1.0, abs(score))
 
 
-@pytest.mark.parametrize("name", ["llama-default", "gemma2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-default", "qwen3"))]
+)
 def test_searches_among_strangers_find_what_transformers_finds(kit, name):
-    kit = kit(name, name != "llama-default")
+    kit = kit(name)
     engine = kit.engine(16)
     strangers = [
         kit.job(kit.golden.prompt[:length], SamplingParams(temperature=0.8, max_tokens=20), seed=length)
@@ -88,7 +90,7 @@ def test_a_cancelled_search_gives_everything_back(kit, after):
 
 
 def test_what_a_search_cannot_do_is_refused(kit):
-    kit = kit("llama-default", False)
+    kit = kit("llama-default")
     engine = kit.engine(usable_blocks=12)
 
     def refused(match, **params):
