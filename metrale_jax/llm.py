@@ -129,7 +129,7 @@ class LLM:
 
         Joined, the pieces are the result's text. Raises `RequestError` at once for a prompt that cannot be served.
         """
-        one = params or SamplingParams()
+        [one] = params_for(params, 1)
         if one.n != 1 or one.beam_width:
             raise RequestError(
                 f"n={one.n} answers with beam_width={one.beam_width} cannot share one stream; ask for one that is "
@@ -142,7 +142,8 @@ class LLM:
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
         """The answer to come: `step` until it is `finished`, then ask its `result`. Raises `RequestError` at once."""
-        return self._submitted(prompt, params or SamplingParams(), alone=True)
+        [one] = params_for(params, 1)
+        return self._submitted(prompt, one, alone=True)
 
     def step(self) -> bool:
         """Advances all that was submitted; returns whether work is left."""
