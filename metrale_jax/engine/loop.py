@@ -247,12 +247,9 @@ class Engine:
             return False
         sizes = self.shapes.advance(len(decoding), sum(size for _, size in chunks), len(chunks))
         if not self.device.has_run(sizes) and self._unread:
-            # What is drawn already need not wait for a compiler.
+            # What is drawn already need not wait for a compiler: the next step runs this one.
             self._read_all()
-            return self._launch(
-                [request for request in decoding if request.lease is not None],
-                [chunk for chunk in chunks if chunk[0].lease is not None],
-            )
+            return False
         requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
         launched = self._guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
         if launched is not None:
