@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What counts as prompts and as the parameters of so many."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from metrale_jax.sampling.params import SamplingParams
         ((1, 2), [[1, 2]]),
         (range(2), [[0, 1]]),
         (np.array([1, 2]), [[1, 2]]),
-        (iter(["a"]), ["a"]),
+        (deque(["a"]), ["a"]),
         ([], []),
     ],
     ids=str,

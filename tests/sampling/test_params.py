@@ -81,7 +81,7 @@ BAD = [
     ("echo", 1),
     ("json_schema", "{"),
     ("json_schema", 3),
-    ("json_schema", {"a": object()}),
+    ("json_schema", {"a": {1}}),
     ("regex", ""),
     ("choice", []),
     ("choice", ["a", ""]),
