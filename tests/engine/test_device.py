@@ -42,3 +42,18 @@ def test_devices_with_pools_of_different_sizes_share_one_model(kit):
         request = kit.submit(engine, job)
         kit.finish(engine)
         assert request.output == kit.solo(job)
+
+
+def test_what_is_drawn_is_read_before_a_new_program_is_waited_for(kit):
+    kit = kit("llama-default", False)
+    engine = kit.engine()
+    asked = []
+    engine.device.has_run = lambda sizes: asked.append((sizes, len(request.output))) or bool(sizes.chunk_tokens)
+    request = kit.submit(engine, kit.job(kit.golden.prompt[:7]))
+    engine.step()
+    assert not request.output, "read one step late"
+    engine.step()
+    assert len(request.output) == 1 and not engine._unread, "its first token is out, and nothing new was launched"
+    kit.finish(engine)
+    assert request.output == kit.solo(kit.job(kit.golden.prompt[:7]))
+    assert asked
