@@ -252,6 +252,11 @@ def test_log_probabilities_are_the_models_whatever_is_cached_or_cut(kit, name, c
     others = list(strangers(kit, (replace(GREEDY, max_tokens=24), replace(SAMPLED, max_tokens=24))))
     neighbours = [kit.submit(engine, job) for job in others]
     warm = [kit.submit(engine, kit.job(prompt, params, seed=8)) for params in (plain, both)]
+    if usable_blocks is not None:
+        while not warm[1].prompt_logprobs:
+            engine.step()
+        assert not warm[1].finished, "it is thrown out half way"
+        engine._preempt_newest()
     kit.finish(engine)
     assert_solo(kit, others, neighbours)
     answer = kit.solo(kit.job(prompt, replace(plain, logprobs=None), seed=8))
