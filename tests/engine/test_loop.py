@@ -280,7 +280,7 @@ def test_after_warm_up_no_load_compiles_anything(kit):
         SamplingParams(temperature=0.7, repetition_penalty=1.2, bad_words=[[5, 6]], prompt_logprobs=1),
     ]
     served = []
-    for index in range(120):
+    for index in range(500):
         job = kit.job(rng.integers(3, 131, rng.integers(1, 50)), kinds[index % len(kinds)], index, (2,))
         served.append((job, kit.submit(engine, job)))
         for _ in range(rng.integers(0, 9)):
