@@ -31,7 +31,8 @@ jax.config.update("jax_platforms", "cpu")
 
 def nan_fill(spec: jax.ShapeDtypeStruct) -> jax.Array:
     """Storage as it is in tests: whatever is read before it is written shows."""
-    return jnp.full(spec.shape, jnp.nan, spec.dtype)
+    whole = jnp.issubdtype(spec.dtype, jnp.integer)
+    return jnp.full(spec.shape, jnp.iinfo(spec.dtype).max if whole else jnp.nan, spec.dtype)
 
 
 class Golden:

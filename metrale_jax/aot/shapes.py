@@ -19,7 +19,7 @@ from metrale_jax.models.family import Description
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.registry import family_for
 from metrale_jax.sharding.rules import named_sharding
-from metrale_jax.state.paged import AXES as KV_AXES
+from metrale_jax.state.paged import logical_axes
 from metrale_jax.state.pool import Pool, abstract_pool
 from metrale_jax.steps.serving import ChunkRows, DecodeRows
 
@@ -132,11 +132,12 @@ def formatted_pool(model: Model, num_blocks: int, mesh: Mesh) -> Pool:
     rows of heads, and each would begin and end with a copy of the pool into row-major order.
     """
 
-    def leaf(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def leaf(x: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> jax.ShapeDtypeStruct:
         layout = Layout(tuple(range(x.ndim)))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=Format(layout, named_sharding(KV_AXES, x.shape, mesh)))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=Format(layout, named_sharding(axes, x.shape, mesh)))
 
-    return jax.tree.map(leaf, abstract_pool(model.layout, (num_blocks,) * len(model.layout.groups)))
+    pool = abstract_pool(model.layout, (num_blocks,) * len(model.layout.groups))
+    return Pool(tuple(jax.tree.map(leaf, kv, logical_axes(kv)) for kv in pool.groups))
 
 
 def abstract_state(model: Model, num_sequences: int, sizes: StepSizes, mesh: Mesh) -> SequenceState:

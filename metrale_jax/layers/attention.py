@@ -86,10 +86,10 @@ def _attend_segments(q, config, batch, kv, layer, place):
         rows = segment.rows[place.group]
         if segment.uniform:
             part = part.reshape(-1, rows.max_query_len, *part.shape[1:])
-            out = decode_attention(part, kv.k, kv.v, layer, rows, facts, place.platform)
+            out = decode_attention(part, kv, layer, rows, facts, place.platform)
             out = out.reshape(segment.num_tokens, *out.shape[2:])
         else:
-            out = prefill_attention(part, kv.k, kv.v, layer, rows, facts, place.platform)
+            out = prefill_attention(part, kv, layer, rows, facts, place.platform)
         outputs.append(out)
         start += segment.num_tokens
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs)

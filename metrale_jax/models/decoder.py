@@ -55,17 +55,17 @@ class Model:
     platform: str
 
 
-def layer_states(config: ModelConfig, kv_dtype: str) -> tuple[PagedKvSpec, ...]:
+def layer_states(config: ModelConfig, kv_format: str) -> tuple[PagedKvSpec, ...]:
     """The state that each layer keeps."""
     return tuple(
-        PagedKvSpec(a.num_kv_heads, a.head_dim, a.head_dim, a.window, kv_dtype)
+        PagedKvSpec(a.num_kv_heads, a.head_dim, a.head_dim, a.window, kv_format)
         for a in (layer.attention for layer in config.layers)
     )
 
 
-def make_model(config: ModelConfig, platform: str, block_size: int, kv_dtype: str) -> Model:
+def make_model(config: ModelConfig, platform: str, block_size: int, kv_format: str) -> Model:
     """The model's static half for one platform and block size."""
-    return Model(config, make_layout(layer_states(config, kv_dtype), block_size), platform)
+    return Model(config, make_layout(layer_states(config, kv_format), block_size), platform)
 
 
 def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:

@@ -2,50 +2,50 @@
 """Paged KV: attention's kind of state. Rolling back is the sequence's length alone, so its commit is the identity."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import struct
 
 from metrale_jax.sharding import axes
 from pallas_kernels.kv_append.op import kv_append
+from pallas_kernels.kv_formats.pages import KvPages, abstract_pages
+
+# What a group of layers keeps; block 0 is for padding.
+PagedKv = KvPages
 
 
 @dataclass(frozen=True)
 class PagedKvSpec:
-    """What one attention layer keeps: equal specs share one stacked group and one block table."""
+    """What one attention layer keeps: equal specs share one stacked group and one block table.
+
+    `kv_format` is a name of `pallas_kernels.kv_formats.registry`.
+    """
 
     num_kv_heads: int
     head_dim: int
     v_head_dim: int
     window: int
-    dtype: str
-
-
-@struct.dataclass
-class PagedKv:
-    """Keys `[L, P, B, K, H]` and values `[L, P, B, K, Hv]` of a group of layers. Block 0 is for padding."""
-
-    k: Any
-    v: Any
+    kv_format: str
 
 
 AXES = (axes.LAYERS, axes.BLOCKS, axes.BLOCK_TOKENS, axes.KV_HEADS, axes.HEAD_DIM)
+SCALE_AXES = (axes.LAYERS, axes.BLOCKS, axes.KV_HEADS, axes.BLOCK_TOKENS)
 
 
 def abstract(spec: PagedKvSpec, num_layers: int, num_blocks: int, block_size: int) -> PagedKv:
     """Shapes and dtypes of a group's storage."""
     shape = (num_layers, num_blocks, block_size, spec.num_kv_heads)
-    return PagedKv(
-        k=jax.ShapeDtypeStruct((*shape, spec.head_dim), jnp.dtype(spec.dtype)),
-        v=jax.ShapeDtypeStruct((*shape, spec.v_head_dim), jnp.dtype(spec.dtype)),
-    )
+    return abstract_pages(spec.kv_format, shape, spec.head_dim, spec.v_head_dim)
+
+
+def logical_axes(kv: PagedKv) -> PagedKv:
+    """The names of the axes of each array of a group's storage."""
+    scale = () if isinstance(kv.k_scale, tuple) else SCALE_AXES
+    return kv.replace(k=AXES, v=AXES, k_scale=scale, v_scale=scale)
 
 
 def append(kv: PagedKv, layer, slots, keys, values) -> PagedKv:
     """The storage with the step's keys `[T, K, H]` and values `[T, K, Hv]` written to `slots` of `layer`."""
-    return PagedKv(k=kv_append(kv.k, layer, slots, keys), v=kv_append(kv.v, layer, slots, values))
+    return kv_append(kv, layer, slots, keys, values)
 
 
 def copy_blocks(kv: PagedKv, source, target) -> PagedKv:
@@ -54,6 +54,6 @@ def copy_blocks(kv: PagedKv, source, target) -> PagedKv:
 
 
 def bytes_per_block(spec: PagedKvSpec, num_layers: int, block_size: int) -> int:
-    """What one block of a group costs."""
-    width = spec.num_kv_heads * (spec.head_dim + spec.v_head_dim)
-    return num_layers * block_size * width * jnp.dtype(spec.dtype).itemsize
+    """What one block of a group costs, scales included."""
+    one = jax.tree.leaves(abstract(spec, num_layers, 1, block_size))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in one)

@@ -18,6 +18,8 @@ class Case:
     block_size: int = 16
     window: int = 0
     softcap: float = 0.0
+    sinks: bool = False
+    tree: bool = False
 
 
 CASES = (
@@ -41,4 +43,15 @@ CASES = (
     Case("prefill-past", (90, 40, 0), (17, 40, 0), softcap=5.0),
     Case("prefill-past-window", (90, 40, 600), (17, 40, 70), window=20, block_size=8),
     Case("prefill-window-1", (12, 40), (12, 3), window=1, softcap=3.0),
+    Case("prefill-sinks-N8-K2", (33, 70), (33, 17), 8, 2, window=24, sinks=True),
+    Case("decode-sinks", (33, 0, 700), (1, 0, 1), 6, 2, sinks=True),
+    Case("verify-tree", (9, 40, 0, 130, 5), (8, 3, 0, 8, 5), 6, 2, tree=True),
+    Case("verify-tree-window-sinks", (60, 140, 9), (5, 7, 4), window=20, sinks=True, tree=True),
 )
+
+# Sizes that models use, for targets: head widths, block sizes and ratios of heads. Every backend serves all of them.
+HEAD_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+HEADS = ((9, 3), (32, 8), (64, 8), (16, 16), (8, 1), (12, 4))
+DTYPES = ("bfloat16", "float16", "float32")
+KV_FORMATS = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8")

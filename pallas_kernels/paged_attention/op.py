@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paged attention: signature, contract, checks and the table of implementations.
 
-The pool is stacked by layer, `[L, P, B, K, H]`; `layer` picks one at trace time, so no layer's slice is ever
-copied out. The keys and values of the new tokens are in the pool already (see `kv_append`). What lies past
-`kv_lens`, before the window, or in block 0 is never part of a result, whatever bits it holds.
+The pages are stacked by layer, `[L, P, B, K, H]`; `layer` picks one at trace time, so no layer's slice is ever
+copied out. The keys and values of the new tokens are in the pages already (see `kv_append`). What lies past
+`kv_lens`, before the window, or in block 0 is never part of a result, whatever bits it holds, and blocks that lie
+wholly before every window are not read.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
+from pallas_kernels.kv_formats.pages import KvPages
 
 IMPLEMENTATIONS = (
     Implementation("cpu", ("cpu",), "pallas_kernels.paged_attention.cpu:attend"),
@@ -28,6 +31,8 @@ RAGGED_IMPLEMENTATIONS = (
 PIECE = 128
 # Equal rows whose past is walked together: enough to share an operation's cost, few enough for a tile to stay in cache.
 TOGETHER = 4
+# New tokens a row under a tree mask: what the bits of an int32 can say, the sign left alone.
+MAX_TREE = 31
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class SequenceRows:
     of each sequence, the new ones included; `query_lens [S]` the new ones, the last of them at `kv_lens - 1`;
     `query_starts [S]` says where a sequence's new tokens begin in a flat step. A length of 0 is padding.
     `max_query_len` is the static bound on `query_lens` where rows are uniform; ragged rows are bounded by the step.
+    `tree [S, Q]` makes the new tokens of equal rows a tree instead of a run: bit j of entry i says that new token i sees
+    new token j, itself included, and its position is the past plus the bits set before its own. `()` is a run.
     `pieces` is what `cut_pieces` makes of ragged rows and `by_length` of equal ones, so that layers need not each do
     it, or `()`.
     """
@@ -61,43 +68,50 @@ class SequenceRows:
     query_starts: Any
     max_query_len: int = struct.field(pytree_node=False)
     pieces: Any = ()
+    tree: Any = ()
 
 
 def decode_attention(
     q: Float[Array, "S Q N H"],
-    k_pool: Float[Array, "L P B K H"],
-    v_pool: Float[Array, "L P B K Hv"],
+    pages: KvPages,
     layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
     platform: str,
+    sinks: Any = (),
+    impl: str = "auto",
 ) -> Float[Array, "S Q N Hv"]:
     """Attention outputs for up to `Q` query tokens a sequence, left-aligned; unused query rows come back zero.
 
-    Softmax runs in float32; the result has q's dtype. Raises ValueError if query heads are not a multiple of KV
-    heads, and `DispatchError` if the platform has no implementation.
+    Softmax runs in float32; the result has q's dtype. `sinks [N]` are logits that each head's softmax counts in its
+    sum and that carry no value, or `()`. Raises ValueError for sizes that contradict each other, and `DispatchError`
+    if the platform has no implementation, or the one named by `impl` declines.
     """
-    _check(q.shape[2], k_pool.shape[3])
-    attend = choose("paged_attention", IMPLEMENTATIONS, platform)
-    return attend(q, k_pool, v_pool, layer, rows, params)
+    _check(q.shape, pages, rows, params, sinks)
+    facts = _facts(q.shape[2], q, pages, params, rows)
+    attend = choose("paged_attention", IMPLEMENTATIONS, platform, impl, **facts)
+    return attend(q, pages, layer, rows, params, sinks)
 
 
 def prefill_attention(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "L P B K H"],
-    v_pool: Float[Array, "L P B K Hv"],
+    pages: KvPages,
     layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
     platform: str,
+    sinks: Any = (),
+    impl: str = "auto",
 ) -> Float[Array, "T N Hv"]:
     """Attention outputs for ragged chunks laid end to end, row i of a sequence at `query_starts + i`.
 
-    Rows of `q` that belong to no sequence come back zero. Otherwise as `decode_attention`.
+    Rows of `q` that belong to no sequence come back zero. Otherwise as `decode_attention`, but for trees.
     """
-    _check(q.shape[1], k_pool.shape[3])
-    attend = choose("paged_attention", RAGGED_IMPLEMENTATIONS, platform)
-    return attend(q, k_pool, v_pool, layer, rows, params)
+    assert isinstance(rows.tree, tuple), "ragged chunks are runs of tokens; a tree needs equal rows"
+    _check(q.shape, pages, rows, params, sinks)
+    facts = _facts(q.shape[1], q, pages, params, rows)
+    attend = choose("paged_attention_ragged", RAGGED_IMPLEMENTATIONS, platform, impl, **facts)
+    return attend(q, pages, layer, rows, params, sinks)
 
 
 def cut_pieces(rows: SequenceRows, num_tokens: int) -> SequenceRows:
@@ -132,12 +146,68 @@ def by_length(rows: SequenceRows) -> SequenceRows | tuple[()]:
         return ()
     order = jnp.argsort(rows.kv_lens, descending=True)
     ordered = (x[order] for x in (rows.block_tables, rows.kv_lens, rows.query_lens, rows.query_starts))
-    return SequenceRows(*ordered, max_query_len=rows.max_query_len)
+    tree = () if isinstance(rows.tree, tuple) else rows.tree[order]
+    return SequenceRows(*ordered, max_query_len=rows.max_query_len, tree=tree)
 
 
-def _check(num_heads: int, num_kv_heads: int) -> None:
-    if num_heads % num_kv_heads:
+def visible(
+    key: Int[Array, " C"], rows: SequenceRows, query_len: int, window: int
+) -> tuple[Bool[Array, "S Q C"], Bool[Array, "S C"]]:
+    """Which of the positions `key` each query sees, and which any query of its row may need.
+
+    Where it is false in the second, the memory behind a position may hold anything.
+    """
+    first = rows.kv_lens - rows.query_lens
+    offset = jnp.arange(query_len, dtype=jnp.int32)
+    needed = key < rows.kv_lens[:, None]
+    if isinstance(rows.tree, tuple):
+        depth = offset
+        seen = key <= (first[:, None] + offset)[..., None]
+    else:
+        depth = jax.lax.population_count(rows.tree) - 1
+        new = key - first[:, None]
+        bit = jnp.right_shift(rows.tree[..., None], jnp.clip(new, 0, MAX_TREE - 1)[:, None]) & 1
+        seen = (new < 0)[:, None] | ((bit > 0) & (new < rows.query_lens[:, None])[:, None])
+    if window:
+        # A window is no shorter than a tree's rows, so that it only ever ends in the past.
+        seen &= key > (first[:, None] + depth)[..., None] - window
+        # Blocks that every window has passed may have been given away.
+        needed &= key > first[:, None] - window
+    return seen, needed
+
+
+def _facts(num_heads: int, q, pages: KvPages, params: AttentionParams, rows: SequenceRows) -> dict:
+    """What an implementation may decline by."""
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": pages.num_kv_heads,
+        "head_dim": q.shape[-1],
+        "v_head_dim": pages.v.shape[-1],
+        "block_size": pages.block_size,
+        "dtype": q.dtype.name,
+        "kv_format": pages.kv_format,
+        "query_len": rows.max_query_len,
+    }
+
+
+def _check(shape: tuple, pages: KvPages, rows: SequenceRows, params: AttentionParams, sinks: Any) -> None:
+    num_heads, head_dim = shape[-2:]
+    if num_heads % pages.num_kv_heads:
         raise ValueError(
-            f"num_heads={num_heads} is not a multiple of num_kv_heads={num_kv_heads}, which grouped-query attention "
-            "needs; correct the head counts."
+            f"num_heads={num_heads} is not a multiple of num_kv_heads={pages.num_kv_heads}, which grouped-query "
+            "attention needs; correct the head counts."
+        )
+    if head_dim != pages.k.shape[-1]:
+        raise ValueError(
+            f"head_dim={head_dim} of the queries is not the {pages.k.shape[-1]} of the keys; correct either."
+        )
+    if not isinstance(sinks, tuple) and sinks.shape != (num_heads,):
+        raise ValueError(f"sinks of shape {sinks.shape} are not one for each of num_heads={num_heads}; correct either.")
+    if isinstance(rows.tree, tuple):
+        return
+    if shape[1] > MAX_TREE:
+        raise ValueError(f"a tree of {shape[1]} new tokens a row is above the {MAX_TREE} of a mask; draft fewer.")
+    if params.window and params.window < shape[1]:
+        raise ValueError(
+            f"window={params.window} is shorter than a tree's {shape[1]} new tokens a row; draft no more than the window."
         )

@@ -5,11 +5,14 @@ The past is walked in tiles of whole blocks with a running softmax (Milakov and 
 FlashAttention), so work follows the longest sequence of the step and not the table's width, and scratch is a tile.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows, cut_pieces
+from pallas_kernels.kv_formats.pages import KvPages
+from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows, cut_pieces, visible
 from pallas_kernels.shapes import ceil_div
 
 # Tokens of a sequence's past a tile: enough to amortise the dozen operations of a tile, few enough to waste little on
@@ -22,25 +25,26 @@ MASKED = -1e30
 
 def attend(
     q: Float[Array, "S Q N H"],
-    k_pool: Float[Array, "L P B K H"],
-    v_pool: Float[Array, "L P B K Hv"],
+    pages: KvPages,
     layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
+    sinks: Any = (),
 ) -> Float[Array, "S Q N Hv"]:
     """See `op.decode_attention`."""
     num_sequences, query_len, num_heads, head_dim = q.shape
-    block_size, num_kv_heads = k_pool.shape[2:4]
+    block_size, num_kv_heads, v_dim = pages.v.shape[2:]
     table_width = rows.block_tables.shape[1]
     tile_blocks = _tile_blocks(num_sequences, query_len, block_size, table_width)
     grouped = q.reshape(num_sequences, query_len, num_kv_heads, -1, head_dim).astype(jnp.float32) * params.scale
     grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(num_sequences, num_kv_heads, -1, head_dim)
-    tile = _TileReader(k_pool, v_pool, layer, rows, params, tile_blocks)
+    tile = _TileReader(pages, layer, rows, params, tile_blocks)
     if tile_blocks == table_width:
-        total, weighted = _first(tile(grouped, 0))
+        found = tile(grouped, 0)
     else:
-        total, weighted = _walk(tile, grouped, v_pool.shape[-1])
-    out = (weighted / total[..., None]).reshape(num_sequences, num_kv_heads, -1, query_len, v_pool.shape[-1])
+        found = _walk(tile, grouped, v_dim)
+    total, weighted = _with_sinks(*found, sinks, query_len)
+    out = (weighted / total[..., None]).reshape(num_sequences, num_kv_heads, -1, query_len, v_dim)
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_sequences, query_len, num_heads, -1)
     # A used query sees at least its own key; an unused one may have seen anything, its row alone.
     used = jnp.arange(query_len, dtype=jnp.int32) < rows.query_lens[:, None]
@@ -49,11 +53,11 @@ def attend(
 
 def attend_ragged(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "L P B K H"],
-    v_pool: Float[Array, "L P B K Hv"],
+    pages: KvPages,
     layer: int | Int[Array, ""],
     rows: SequenceRows,
     params: AttentionParams,
+    sinks: Any = (),
 ) -> Float[Array, "T N Hv"]:
     """See `op.prefill_attention`. All pieces (see `cut_pieces`) run as the rows of one `attend`."""
     num_tokens = q.shape[0]
@@ -62,7 +66,7 @@ def attend_ragged(
     offsets = jnp.arange(piece, dtype=jnp.int32)
     used = offsets < cut.query_lens[:, None]
     source = cut.query_starts[:, None] + offsets
-    out = attend(q.at[jnp.where(used, source, 0)].get(mode="clip"), k_pool, v_pool, layer, cut, params)
+    out = attend(q.at[jnp.where(used, source, 0)].get(mode="clip"), pages, layer, cut, params, sinks)
     empty = jnp.zeros((num_tokens, *out.shape[2:]), out.dtype)
     target = jnp.where(used, source, num_tokens).reshape(-1)
     return empty.at[target].set(out.reshape(-1, *out.shape[2:]), mode="drop")
@@ -73,9 +77,14 @@ def _tile_blocks(num_sequences: int, query_len: int, block_size: int, table_widt
     return min(table_width, max(1, tokens // block_size))
 
 
-def _first(partial):
-    _, total, weighted = partial
-    return total, weighted
+def _with_sinks(highest, total, weighted, sinks, query_len):
+    """The sums `[S, K, M]` and `[S, K, M, Hv]` with each head's sink counted in, M heads-a-group by queries."""
+    if isinstance(sinks, tuple):
+        return total, weighted
+    sink = jnp.repeat(sinks.astype(jnp.float32).reshape(highest.shape[1], -1), query_len, axis=1)
+    new = jnp.maximum(highest, sink)
+    old_scale = jnp.exp(highest - new)
+    return total * old_scale + jnp.exp(sink - new), weighted * old_scale[..., None]
 
 
 def _walk(tile, grouped, v_dim):
@@ -97,8 +106,7 @@ def _walk(tile, grouped, v_dim):
 
     shape = grouped.shape[:3]
     start = (jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, v_dim)))
-    _, total, weighted = jax.lax.fori_loop(begin, jax.lax.div(last + tile_tokens - 1, tile_tokens), body, start)
-    return total, weighted
+    return jax.lax.fori_loop(begin, jax.lax.div(last + tile_tokens - 1, tile_tokens), body, start)
 
 
 class _TileReader:
@@ -109,32 +117,26 @@ class _TileReader:
     wasted products cost less than that as long as reading the past is what takes the time.
     """
 
-    def __init__(self, k_pool, v_pool, layer, rows, params, tile_blocks):
-        self.k_pool, self.v_pool, self.layer, self.rows, self.params = k_pool, v_pool, layer, rows, params
+    def __init__(self, pages, layer, rows, params, tile_blocks):
+        self.pages, self.layer, self.rows, self.params = pages, layer, rows, params
         self.tile_blocks = tile_blocks
-        self.tile_tokens = tile_blocks * k_pool.shape[2]
+        self.tile_tokens = tile_blocks * pages.block_size
         width = rows.block_tables.shape[1]
         pad = ceil_div(width, tile_blocks) * tile_blocks - width
         self.tables = jnp.pad(rows.block_tables, ((0, 0), (0, pad)))
 
-    def _read(self, pool, block_ids):
+    def _read(self, codes, scales, block_ids):
+        """Rows `[S, t, K, H]` of the tile in float32."""
         # No reshape of the pool: XLA's CPU compiler answers one beside a while loop with copies of the pool.
-        blocks = pool.at[self.layer, block_ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        rows = blocks.reshape(block_ids.shape[0], -1, *pool.shape[3:])
-        return rows.astype(jnp.float32)
-
-    def _visible(self, index, query_len):
-        rows, window = self.rows, self.params.window
-        key = index * self.tile_tokens + jnp.arange(self.tile_tokens, dtype=jnp.int32)
-        first = rows.kv_lens - rows.query_lens
-        query = first[:, None] + jnp.arange(query_len, dtype=jnp.int32)
-        seen = key <= query[..., None]
-        needed = key < rows.kv_lens[:, None]
-        if window:
-            seen &= key > query[..., None] - window
-            # Blocks that every window has passed may have been given away.
-            needed &= key > first[:, None] - window
-        return seen, needed
+        blocks = codes.at[self.layer, block_ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        rows = blocks.reshape(block_ids.shape[0], -1, *codes.shape[3:])
+        rows = self.pages.format.decode(rows, jnp.float32)
+        if isinstance(scales, tuple):
+            return rows
+        if not self.pages.scale_per_row:
+            return rows * scales[self.layer][:, None]
+        scales = scales.at[self.layer, block_ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        return rows * scales.swapaxes(2, 3).reshape(rows.shape[:3])[..., None]
 
     def __call__(self, grouped, index):
         block_ids = self.tables
@@ -143,9 +145,11 @@ class _TileReader:
             block_ids = jax.lax.dynamic_slice(
                 block_ids, (0, index * self.tile_blocks), size, allow_negative_indices=False
             )
-        keys, values = self._read(self.k_pool, block_ids), self._read(self.v_pool, block_ids)
+        pages = self.pages
+        keys, values = (self._read(*pair, block_ids) for pair in ((pages.k, pages.k_scale), (pages.v, pages.v_scale)))
         query_len = self.rows.max_query_len
-        seen, needed = self._visible(index, query_len)
+        key = index * self.tile_tokens + jnp.arange(self.tile_tokens, dtype=jnp.int32)
+        seen, needed = visible(key, self.rows, query_len, self.params.window)
         # Unwritten memory may hold NaN: it is replaced, since 0 * NaN would pass it on.
         values = jnp.where(needed[..., None, None], values, 0)
         num_kv_heads, per_head = grouped.shape[1:3]

@@ -1,40 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values land in their slots of one layer, all else stays, and a donated pool is written in place."""
+"""Rows land in their slots of one layer in every format, all else stays, and donated pages are written in place."""
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 from pallas_kernels.kv_append.op import kv_append
+from pallas_kernels.kv_formats.pages import KvPages, abstract_pages
+from pallas_kernels.kv_formats.registry import FORMATS, format_named
+from pallas_kernels.paged_attention.reference import plain_rows
 
-SHAPE = (2, 5, 4, 3, 8)  # [L, P, B, K, H]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_land_in_their_slots_and_nothing_else_changes(dtype):
-    rng = np.random.default_rng(0)
-    before = np.asarray(jnp.asarray(rng.normal(size=SHAPE), jnp.dtype(dtype)), np.float32)
-    rows = rng.normal(size=(6, 3, 8)).astype(np.float32)
-    slots = np.array([7, 4, 19, 0, 13, 0], np.int32)
-    after = kv_append(jnp.asarray(before, jnp.dtype(dtype)), 1, jnp.asarray(slots), jnp.asarray(rows))
-    assert after.dtype == jnp.dtype(dtype)
-    got = np.asarray(after, np.float32)
-    cast = np.asarray(jnp.asarray(rows, jnp.dtype(dtype)), np.float32)
-    expected = before.copy()
-    for slot, row in zip(slots, cast, strict=True):
-        expected[1, slot // 4, slot % 4] = row
-    real = np.ones(SHAPE, bool)
-    real[1, 0, 0] = False  # Which of several padding rows wins is nobody's concern.
-    np.testing.assert_array_equal(got[real], expected[real])
+SHAPE = (2, 5, 4, 3)  # [L, P, B, K]
+SLOTS = np.array([7, 4, 19, 0, 13, 0], np.int32)
+# Half a step of each format, of the row's largest number where rows have scales and of the number itself where not.
+ROUNDING = {"float32": 0, "bfloat16": 2**-9, "float16": 2**-12, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3, "int8": 0.5 / 127}
 
 
-def test_a_donated_pool_is_written_in_place():
-    pool = jnp.zeros(SHAPE)
-    slots, rows = jnp.asarray([5], jnp.int32), jnp.ones((1, 3, 8))
-    append = jax.jit(lambda pool, slots, rows: kv_append(pool, 0, slots, rows), donate_argnums=0)
-    compiled = append.lower(pool, slots, rows).compile()
-    assert compiled.memory_analysis().alias_size_in_bytes == pool.nbytes
-    after = compiled(pool, slots, rows)
-    assert pool.is_deleted()
-    assert float(after.sum()) == 24
+def pages_of(kv_format: str, seed: int = 0) -> KvPages:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32).astype(x.dtype),
+        abstract_pages(kv_format, SHAPE, 8, 6),
+    )
+
+
+def new_rows(seed: int = 1):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(6, 3, width)).astype(np.float32) * 3 for width in (8, 6))
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_rows_land_in_their_slots_within_half_a_step_and_nothing_else_changes(kv_format):
+    before, (keys, values) = pages_of(kv_format), new_rows()
+    after = kv_append(before, 1, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), before)
+    for name, rows in (("k", keys), ("v", values)):
+        got = plain_rows(getattr(after, name), getattr(after, f"{name}_scale"))
+        for slot, row in zip(SLOTS, rows, strict=True):
+            if slot:
+                error = np.abs(got[1, slot // 4, slot % 4] - row)
+                assert (error <= np.abs(row).max(axis=-1, keepdims=True) * ROUNDING[kv_format] + 1e-7).all()
+        same = np.ones(SHAPE[:3], bool)
+        same[1, SLOTS // 4, SLOTS % 4] = False
+        for array, untouched in ((name, same), (f"{name}_scale", same)):
+            old, new = (np.asarray(getattr(pages, array), np.float32) for pages in (before, after))
+            if old.size:
+                moved = (lambda x: x) if array == name else (lambda x: x.swapaxes(2, 3))
+                np.testing.assert_array_equal(moved(new)[untouched], moved(old)[untouched])
+
+
+@pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e5m2", "int8"])
+def test_scales_of_heads_are_applied_as_they_stand(kv_format):
+    shapes = abstract_pages(kv_format, SHAPE, 8, 6)
+    scales = jnp.asarray([[9.0, 9.0, 9.0], [0.5, 0.25, 2.0]], jnp.float32)
+    empty = (jnp.zeros(x.shape, x.dtype) for x in (shapes.k, shapes.v))
+    before = KvPages(*empty, scales, scales, kv_format)
+    keys, values = new_rows()
+    after = kv_append(before, 1, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values))
+    np.testing.assert_array_equal(after.k_scale, scales)
+    codes = np.asarray(after.k[1, SLOTS // 4, SLOTS % 4]).astype(np.float32)
+    wanted = keys / np.asarray(scales[1])[:, None]
+    dtype = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}.get(kv_format)
+    wanted = np.round(wanted) if dtype is None else wanted.astype(dtype).astype(np.float32)
+    real = SLOTS > 0
+    np.testing.assert_array_equal(codes[real], wanted[real])
+
+
+@pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e5m2", "int8"])
+def test_extreme_rows_stay_finite_and_a_row_of_zeros_is_zero(kv_format):
+    keys = np.zeros((6, 3, 8), np.float32)
+    keys[0], keys[1], keys[2, 0, 0] = 3e38, 1e-30, -1e9
+    after = kv_append(pages_of(kv_format), 0, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.zeros((6, 3, 6)))
+    got = plain_rows(after.k, after.k_scale)[0, SLOTS // 4, SLOTS % 4]
+    assert np.isfinite(got[SLOTS > 0]).all()
+    np.testing.assert_allclose(got[:3], keys[:3], rtol=0.07, atol=1e-37)
+    assert not got[4].any()
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_donated_pages_are_written_in_place(kv_format):
+    pages, (keys, values) = pages_of(kv_format), new_rows()
+    append = jax.jit(lambda pages, *new: kv_append(pages, 0, *new), donate_argnums=0)
+    arguments = (pages, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values))
+    compiled = append.lower(*arguments).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes == sum(x.nbytes for x in jax.tree.leaves(pages))
+    compiled(*arguments)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(pages))
+
+
+def test_an_unknown_format_is_named_with_the_list():
+    with pytest.raises(ValueError, match=r"'fp4' is unknown; use one of \['bfloat16', 'float16'"):
+        format_named("fp4")
