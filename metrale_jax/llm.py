@@ -22,7 +22,7 @@ from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.stats import EngineStats
 from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
 from metrale_jax.evaluation import chunked_logits, token_nlls
-from metrale_jax.llm_config import engine_config, engine_limits, llm_config
+from metrale_jax.llm_config import engine_config, engine_limits, llm_config, run_options
 from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
@@ -63,9 +63,7 @@ class LLM:
         cache_dir = self.config.cache_dir
         self.loaded: LoadedModel = load_model(
             str(model),
-            self.config.dtype,
-            self.config.block_size,
-            self.config.max_context_tokens,
+            run_options(self.config),
             None if cache_dir is None else Path(cache_dir),
             device,
             self._progress,

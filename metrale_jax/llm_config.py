@@ -9,6 +9,7 @@ from typing import Any
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.settings import EngineConfig, within_pool
 from metrale_jax.models.decoder import Model
+from metrale_jax.runtime import RunOptions
 from pallas_kernels.shapes import ceil_div
 
 # Engine settings where a platform differs. On a CPU arithmetic takes the time of a step, and rows and tokens of padding
@@ -20,13 +21,15 @@ ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
 class LLMConfig:
     """Everything that `LLM` can be told; None leaves the choice to the model or the device.
 
-    `max_context_tokens` bounds prompt plus answer, by default the model's own limit or what the KV pool of
-    `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one
-    for models that must be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-"
-    for stderr; see `RequestLog`). The rest is as in `EngineConfig`.
+    `kv_dtype` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt plus answer, by default the
+    model's own limit or what the KV pool of `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled
+    programs across processes, `cache_dir` one for models that must be assembled. `request_log` is a file to which each
+    request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
+    kv_dtype: str | None = None
+    attention: str = "auto"
     max_sequences: int = 32
     max_context_tokens: int | None = None
     block_size: int = 16
@@ -45,6 +48,11 @@ def llm_config(options: Mapping[str, Any]) -> LLMConfig:
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} is no option of LLM; known are {', '.join(sorted(known))}.")
     return LLMConfig(**options)
+
+
+def run_options(config: LLMConfig) -> RunOptions:
+    """What of the config the loading of the model goes by."""
+    return RunOptions(**{field.name: getattr(config, field.name) for field in fields(RunOptions)})
 
 
 def engine_limits(config: LLMConfig, max_context_tokens: int) -> EngineConfig:

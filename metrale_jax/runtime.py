@@ -30,6 +30,8 @@ from metrale_jax.models.decoder import DecoderParams, Model, make_model
 from metrale_jax.progress import Progress, silent
 from metrale_jax.steps.build import Steps, row_major
 from metrale_jax.text.tokenizer import Tokenizer
+from pallas_kernels.kv_formats.registry import FORMATS
+from pallas_kernels.paged_attention.op import IMPLEMENTATIONS
 
 PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
 DTYPES = ("float32", "bfloat16", "float16")
@@ -63,11 +65,26 @@ class LoadedModel:
         return tuple(dict.fromkeys([*self.config.eos_token_ids, *extra]))
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """How a model is to run; None leaves the choice to the model or the device.
+
+    `dtype` is that of weights and activations: float32 on a CPU, which converts narrower weights at every use, and the
+    checkpoint's own elsewhere. `kv_dtype` is the format of the KV cache (a name of
+    `pallas_kernels.kv_formats.registry`), by default that of the activations. `attention` names an implementation of
+    paged attention; "auto" is the platform's own.
+    """
+
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    block_size: int = 16
+    max_context_tokens: int | None = None
+    attention: str = "auto"
+
+
 def load_model(
     name: str,
-    dtype: str | None = None,
-    block_size: int = 16,
-    max_context_tokens: int | None = None,
+    options: RunOptions = RunOptions(),
     cache_dir: Path | None = None,
     device: jax.Device | None = None,
     progress: Progress = silent,
@@ -75,7 +92,6 @@ def load_model(
 ) -> LoadedModel:
     """The model called `name` (alias, directory, .gguf file or hub id) on `device` (JAX's first by default).
 
-    `dtype` None is float32 on a CPU, which converts narrower weights at every use, and the checkpoint's own elsewhere.
     `warm(steps, shapes of the params)` is called in a thread of its own, to compile while the weights load.
     """
     path = resolve_model(
@@ -86,11 +102,12 @@ def load_model(
         load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
         device = device or jax.devices()[0]
         platform = PLATFORM_NAMES[device.platform]
-        dtype = chosen_dtype(dtype, "float32" if platform == "cpu" else checkpoint.config.dtype)
-        config = _bounded(checkpoint.config, max_context_tokens)
-        # XLA's CPU compiler writes to narrow arrays by converting the whole pool to float32 and back.
-        kv_dtype = "float32" if platform == "cpu" else dtype
-        steps = Steps(make_model(config, platform, block_size, kv_dtype), row_major(device))
+        dtype = chosen_dtype(options.dtype, "float32" if platform == "cpu" else checkpoint.config.dtype)
+        config = _bounded(checkpoint.config, options.max_context_tokens)
+        # XLA's CPU compiler writes to narrow floats by converting the whole pool to float32 and back.
+        kv_format = chosen_kv_format(options.kv_dtype, "float32" if platform == "cpu" else dtype)
+        model = make_model(config, platform, options.block_size, kv_format, chosen_attention(options.attention))
+        steps = Steps(model, row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
             warming = aside.submit(warm, steps, abstract_params(checkpoint.specs, dtype))
             reading = aside.submit(_tokenizer, checkpoint)
@@ -184,6 +201,22 @@ def chosen_dtype(dtype: str | None, default: str) -> str:
     name = np.dtype(name).name if isinstance(name, type) else str(name)
     if name not in DTYPES:
         raise ConfigError(f"dtype={name!r} is not one of {', '.join(DTYPES)}; choose one, or None for the default.")
+    return name
+
+
+def chosen_kv_format(kv_dtype: str | None, default: str) -> str:
+    """The name of a format for keys and values, `default` where none is asked for. Raises `ConfigError` for others."""
+    name = str(kv_dtype or default)
+    if name not in FORMATS:
+        raise ConfigError(f"kv_dtype={name!r} is not one of {', '.join(FORMATS)}; choose one, or None for the default.")
+    return name
+
+
+def chosen_attention(name: str) -> str:
+    """The name of an implementation of paged attention. Raises `ConfigError` with the list for one unknown."""
+    known = ("auto", *(row.name for row in IMPLEMENTATIONS))
+    if name not in known:
+        raise ConfigError(f"attention={name!r} is not one of {', '.join(known)}; choose one.")
     return name
 
 

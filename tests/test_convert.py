@@ -11,7 +11,7 @@ import pytest
 from metrale_jax import cli
 from metrale_jax.convert import convert_model
 from metrale_jax.core.errors import CheckpointError, ConfigError
-from metrale_jax.runtime import load_model
+from metrale_jax.runtime import RunOptions, load_model
 from tests.conftest import GOLDENS
 
 
@@ -42,7 +42,7 @@ def test_every_family_converts(tmp_path):
 
 def test_a_dtype_is_asked_for_and_read_back(tmp_path):
     assert convert_model(GOLDENS / "llama-default", tmp_path / "half", "bfloat16") == "bfloat16"
-    loaded = load_model(str(tmp_path / "half"), dtype="bfloat16")
+    loaded = load_model(str(tmp_path / "half"), RunOptions(dtype="bfloat16"))
     assert loaded.params.embed.dtype == "bfloat16" and loaded.config.dtype == "bfloat16"
     with pytest.raises(ConfigError, match="dtype='int3'"):
         convert_model(GOLDENS / "llama-default", tmp_path / "other", "int3")

@@ -21,11 +21,13 @@ from pallas_kernels.paged_attention.op import AttentionParams, decode_attention,
 
 @dataclass(frozen=True)
 class Placement:
-    """Static facts of where a layer runs: its group of the pool, the norm's epsilon, and the platform lowered for."""
+    """Static facts of where a layer runs: its group of the pool, the norm's epsilon, the platform lowered for, and the
+    implementation of paged attention."""
 
     group: int
     norm_eps: float
     platform: str
+    attention: str = "auto"
 
 
 @struct.dataclass
@@ -86,10 +88,10 @@ def _attend_segments(q, config, batch, kv, layer, place):
         rows = segment.rows[place.group]
         if segment.uniform:
             part = part.reshape(-1, rows.max_query_len, *part.shape[1:])
-            out = decode_attention(part, kv, layer, rows, facts, place.platform)
+            out = decode_attention(part, kv, layer, rows, facts, place.platform, impl=place.attention)
             out = out.reshape(segment.num_tokens, *out.shape[2:])
         else:
-            out = prefill_attention(part, kv, layer, rows, facts, place.platform)
+            out = prefill_attention(part, kv, layer, rows, facts, place.platform, impl=place.attention)
         outputs.append(out)
         start += segment.num_tokens
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs)

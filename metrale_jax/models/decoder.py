@@ -48,11 +48,13 @@ class DecoderParams:
 
 @dataclass(frozen=True)
 class Model:
-    """The static half of a model: config, pool layout and the platform that its steps are lowered for."""
+    """The static half of a model: config, pool layout, the platform that its steps are lowered for, and which
+    implementation of paged attention they take there."""
 
     config: ModelConfig
     layout: PoolLayout
     platform: str
+    attention: str = "auto"
 
 
 def layer_states(config: ModelConfig, kv_format: str) -> tuple[PagedKvSpec, ...]:
@@ -63,9 +65,9 @@ def layer_states(config: ModelConfig, kv_format: str) -> tuple[PagedKvSpec, ...]
     )
 
 
-def make_model(config: ModelConfig, platform: str, block_size: int, kv_format: str) -> Model:
+def make_model(config: ModelConfig, platform: str, block_size: int, kv_format: str, attention: str = "auto") -> Model:
     """The model's static half for one platform and block size."""
-    return Model(config, make_layout(layer_states(config, kv_format), block_size), platform)
+    return Model(config, make_layout(layer_states(config, kv_format), block_size), platform, attention)
 
 
 def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:
@@ -79,7 +81,7 @@ def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) 
     indices = [first_index(model.platform, batch.positions)] * len(groups)
     for number, (layer, weights) in enumerate(zip(config.layers, params.layers, strict=True)):
         group, _ = model.layout.placement[number]
-        block = Block(layer, Placement(group, config.norm_eps, model.platform), config.residual_scale)
+        block = Block(layer, Placement(group, config.norm_eps, model.platform, model.attention), config.residual_scale)
         rope = tables[layer.attention.rope]
         x, groups[group], indices[group] = outlined(block, model.platform)(
             x, weights, rope, batch, groups[group], indices[group]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from metrale_jax.models.decoder import make_model
-from metrale_jax.runtime import load_model
+from metrale_jax.runtime import RunOptions, load_model
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from tests.engine.conftest import LONG, Job, Kit
@@ -141,7 +141,7 @@ def scenes(kit):
 
 def smollm2_kit(num_layers: int | None) -> Kit:
     """A kit on the first layers of a real model, or on all of them."""
-    model = load_model(SMOLLM2, block_size=LONG.block_size)
+    model = load_model(SMOLLM2, RunOptions(block_size=LONG.block_size))
     config = replace(model.config, layers=model.config.layers[:num_layers])
     params = model.params.replace(layers=model.params.layers[:num_layers])
     steps = Steps(make_model(config, "cpu", LONG.block_size, "float32"))

@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.reference import plain_rows
 SHAPE = (2, 5, 4, 3)  # [L, P, B, K]
 SLOTS = np.array([7, 4, 19, 0, 13, 0], np.int32)
 # Half a step of each format, of the row's largest number where rows have scales and of the number itself where not.
-ROUNDING = {"float32": 0, "bfloat16": 2**-9, "float16": 2**-12, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3, "int8": 0.5 / 127}
+ROUNDING = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3, "int8": 0.5 / 127}
 
 
 def pages_of(kv_format: str, seed: int = 0) -> KvPages:
