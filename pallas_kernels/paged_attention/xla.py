@@ -39,10 +39,7 @@ def attend(
     grouped = q.reshape(num_sequences, query_len, num_kv_heads, -1, head_dim).astype(jnp.float32) * params.scale
     grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(num_sequences, num_kv_heads, -1, head_dim)
     tile = _TileReader(pages, layer, rows, params, tile_blocks)
-    if tile_blocks == table_width:
-        found = tile(grouped, 0)
-    else:
-        found = _walk(tile, grouped, v_dim)
+    found = tile(grouped, 0) if tile_blocks == table_width else _walk(tile, grouped, v_dim)
     total, weighted = _with_sinks(*found, sinks, query_len)
     out = (weighted / total[..., None]).reshape(num_sequences, num_kv_heads, -1, query_len, v_dim)
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_sequences, query_len, num_heads, -1)
