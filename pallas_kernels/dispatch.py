@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which implementation of an op runs: the one place where a platform is chosen.
 
-An implementation is a row of data: its name, the platforms it serves, a lazy import string and `supports`, which
-looks at static facts only and answers with a reason to decline or with an empty string. The platform is an
-argument, carried from the composition root (or from the target being compiled for), never the attached device.
+An implementation is a row of data: its name, the platforms it serves, and lazy import strings of its function and of
+`supports`, which looks at static facts only and answers with a reason to decline or with an empty string. The platform
+is an argument, carried from the composition root (or from the target being compiled for), never the attached device.
+Where a row is far slower than the kernels that come before it, it serves a platform by name only: what the kernels
+decline is then an error that says what they serve, not a silent loss of speed.
 """
 
 import importlib
@@ -19,20 +21,32 @@ class DispatchError(ValueError):
     """An implementation asked for by name that is unknown or declines the case."""
 
 
-def always(**facts) -> str:
-    """No reason to decline."""
-    del facts
-    return ""
-
-
 @dataclass(frozen=True)
 class Implementation:
-    """One row of an op's table; `target` is `"package.module:function"`."""
+    """One row of an op's table; `target` and `supports` are `"package.module:function"`, `""` serves everything.
+
+    On `by_name_only`, some of its platforms, the row runs if it is asked for and never by itself.
+    """
 
     name: str
     platforms: tuple[str, ...]
     target: str
-    supports: Callable[..., str] = always
+    supports: str = ""
+    by_name_only: tuple[str, ...] = ()
+
+    def declines(self, platform: str, by_name: bool, facts: dict) -> str:
+        """Why the row does not run, or an empty string."""
+        if platform not in self.platforms:
+            return f"serves {self.platforms}, not {platform}"
+        if platform in self.by_name_only and not by_name:
+            return f"on {platform} it runs only if asked for by name"
+        return imported(self.supports)(**facts) if self.supports else ""
+
+
+def imported(where: str) -> Callable:
+    """The function at `"package.module:function"`."""
+    module, function = where.split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def choose(op: str, table: Sequence[Implementation], platform: str, impl: str = "auto", **facts) -> Callable:
@@ -47,13 +61,12 @@ def choose(op: str, table: Sequence[Implementation], platform: str, impl: str = 
         )
     reasons = []
     for row in rows:
-        reason = row.supports(**facts) if platform in row.platforms else f"serves {row.platforms}, not {platform}"
+        reason = row.declines(platform, impl == row.name, facts)
         if not reason:
-            module, function = row.target.split(":")
-            return getattr(importlib.import_module(module), function)
+            return imported(row.target)
         reasons.append(f"{row.name}: {reason}")
     raise DispatchError(
-        f"{op} has no implementation for {platform} with {facts} ({'; '.join(reasons)}); try impl='xla'."
+        f"{op} has no implementation for {platform} that takes this ({'; '.join(reasons)}); pass impl='xla'."
     )
 
 

@@ -15,17 +15,30 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.dispatch import Implementation, choose
+from pallas_kernels.dispatch import PLATFORMS, Implementation, choose
 from pallas_kernels.kv_formats.pages import KvPages
 
-IMPLEMENTATIONS = (
-    Implementation("cpu", ("cpu",), "pallas_kernels.paged_attention.cpu:attend"),
-    Implementation("xla", ("cpu", "cuda", "tpu"), "pallas_kernels.paged_attention.xla:attend"),
-)
-RAGGED_IMPLEMENTATIONS = (
-    Implementation("cpu", ("cpu",), "pallas_kernels.paged_attention.cpu:attend_ragged"),
-    Implementation("xla", ("cpu", "cuda", "tpu"), "pallas_kernels.paged_attention.xla:attend_ragged"),
-)
+_HERE = "pallas_kernels.paged_attention"
+
+
+def _table(function: str) -> tuple[Implementation, ...]:
+    """The implementations of an entry point, which have its `function` in their modules."""
+    return (
+        Implementation("cpu", ("cpu",), f"{_HERE}.cpu:{function}"),
+        Implementation("triton", ("cuda",), f"{_HERE}.triton:{function}", f"{_HERE}.triton:supports"),
+        Implementation("xla", PLATFORMS, f"{_HERE}.xla:{function}", by_name_only=("cuda",)),
+        # A kernel's programs on the CPU, one after another and operation by operation: for tests.
+        _interpreted("triton", function),
+    )
+
+
+def _interpreted(name: str, function: str) -> Implementation:
+    target, supports = f"{_HERE}.{name}:{function}_interpreted", f"{_HERE}.{name}:supports"
+    return Implementation(f"{name}-interpreted", ("cpu",), target, supports, by_name_only=("cpu",))
+
+
+IMPLEMENTATIONS = _table("attend")
+RAGGED_IMPLEMENTATIONS = _table("attend_ragged")
 
 # Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
 PIECE = 128
@@ -56,8 +69,8 @@ class SequenceRows:
     of each sequence, the new ones included; `query_lens [S]` the new ones, the last of them at `kv_lens - 1`;
     `query_starts [S]` says where a sequence's new tokens begin in a flat step. A length of 0 is padding.
     `max_query_len` is the static bound on `query_lens` where rows are uniform; ragged rows are bounded by the step.
-    `tree [S, Q]` makes the new tokens of equal rows a tree instead of a run: bit j of entry i says that new token i sees
-    new token j, itself included, and its position is the past plus the bits set before its own. `()` is a run.
+    `tree [S, Q]` makes the new tokens of equal rows a tree instead of a run: bit j of entry i says that new token i
+    sees new token j, itself included, and its position is the past plus the bits set before its own. `()` is a run.
     `pieces` is what `cut_pieces` makes of ragged rows and `by_length` of equal ones, so that layers need not each do
     it, or `()`.
     """
@@ -187,6 +200,7 @@ def _facts(num_heads: int, q, pages: KvPages, params: AttentionParams, rows: Seq
         "dtype": q.dtype.name,
         "kv_format": pages.kv_format,
         "query_len": rows.max_query_len,
+        "pool_codes": max(pages.k.size, pages.v.size),
     }
 
 
@@ -209,5 +223,5 @@ def _check(shape: tuple, pages: KvPages, rows: SequenceRows, params: AttentionPa
         raise ValueError(f"a tree of {shape[1]} new tokens a row is above the {MAX_TREE} of a mask; draft fewer.")
     if params.window and params.window < shape[1]:
         raise ValueError(
-            f"window={params.window} is shorter than a tree's {shape[1]} new tokens a row; draft no more than the window."
+            f"window={params.window} is shorter than a tree's {shape[1]} new tokens a row; draft no more than that."
         )

@@ -21,7 +21,7 @@ def attend(q, pages: KvPages, layer: int, rows: SequenceRows, params: AttentionP
         for i in range(query_lens[s]):
             seen = [
                 (tables[s, t // block_size], t % block_size)
-                for t in seen_positions(kv_lens[s] - query_lens[s], i, rows.tree, s, params.window)
+                for t in seen_positions(int(kv_lens[s] - query_lens[s]), i, rows.tree, s, params.window)
             ]
             for n in range(num_heads):
                 head = n // (num_heads // num_kv_heads)

@@ -84,8 +84,11 @@ class Problem:
         q = np.asarray(self.q, np.float32)
         return reference(q, self.pages, LAYER, self.uniform(), self.params, self.sinks)
 
+    def run_decode(self, **how):
+        return self.run(decode_attention, self.q, self.uniform(), **how)
+
     def assert_decode_is_right(self, **how):
-        out = self.run(decode_attention, self.q, self.uniform(), **how)
+        out = self.run_decode(**how)
         assert out.dtype == self.q.dtype
         assert out.shape == (*self.q.shape[:3], self.case.v_head_dim)
         close(out, self.expected(), self.dtype)

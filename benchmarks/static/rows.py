@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that are compiled for machines that are not here, and what their figures have to keep to.
+
+One list for all platforms: a backend adds its rows in `ROWS`, and `figures.py` has a reader for its platform.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.kv_append.op import kv_append
+from pallas_kernels.kv_formats.pages import KvPages, abstract_pages
+from pallas_kernels.paged_attention.cases import HEAD_DIMS
+from pallas_kernels.paged_attention.op import (
+    AttentionParams,
+    SequenceRows,
+    cut_pieces,
+    decode_attention,
+    prefill_attention,
+)
+
+LAYERS, LAYER = 4, 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Static sizes of a compiled call; `query_len` counts the tokens of a row, or of the whole step in prefill."""
+
+    head_dim: int
+    v_head_dim: int
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    block_size: int = 16
+    num_blocks: int = 16384
+    num_sequences: int = 64
+    table_width: int = 256
+    query_len: int = 1
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    tree: bool = False
+    scale_per_head: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel at one choice of sizes and formats, compiled by itself.
+
+    `entry` is a key of `ENTRIES`; `impl` the implementation's name. `quick` rows are those that `make aot` compiles.
+    `min_blocks` is how many thread blocks a GPU's multiprocessor has to have room for; `max_kernels` how many device
+    programs the call may launch.
+    """
+
+    entry: str
+    impl: str
+    platform: str
+    dtype: str
+    kv_format: str
+    sizes: Sizes
+    quick: bool = False
+    min_blocks: int = 1
+    max_kernels: int = 1
+    tensor_cores: bool = True
+
+    @property
+    def name(self) -> str:
+        """Names the row in tables and records, sizes that are not the usual ones included."""
+        sizes, usual = self.sizes, Sizes(0, 0, query_len=self.sizes.query_len)
+        odd = [
+            f"{field.replace('_', '-')}={value}"
+            for field, value in vars(sizes).items()
+            if value != getattr(usual, field) and field not in ("head_dim", "v_head_dim")
+        ]
+        widths = f"H{sizes.head_dim}" + ("" if sizes.v_head_dim == sizes.head_dim else f"-Hv{sizes.v_head_dim}")
+        return " ".join([self.entry, self.impl, f"{self.dtype}/{self.kv_format}", widths, f"Q{sizes.query_len}", *odd])
+
+
+def arguments(row: Row, sharding: Any) -> tuple[Callable, tuple]:
+    """The call of a row and the shapes of its arguments, on the device that `sharding` names."""
+    return ENTRIES[row.entry](row, sharding)
+
+
+def _placed(tree: Any, sharding: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def abstract_storage(row: Row) -> KvPages:
+    """Shapes of the row's pages."""
+    sizes = row.sizes
+    shape = (LAYERS, sizes.num_blocks, sizes.block_size, sizes.num_kv_heads)
+    pages = abstract_pages(row.kv_format, shape, sizes.head_dim, sizes.v_head_dim)
+    if not sizes.scale_per_head:
+        return pages
+    scale = jax.ShapeDtypeStruct((LAYERS, sizes.num_kv_heads), jnp.float32)
+    return pages.replace(k_scale=scale, v_scale=scale)
+
+
+def _attention_arguments(row: Row, sharding: Any, num_sequences: int, q_shape: tuple, max_query_len: int):
+    sizes = row.sizes
+
+    def of(*shape, dtype=jnp.int32):
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+    lens = (of(num_sequences) for _ in range(3))
+    tree = of(num_sequences, max_query_len) if sizes.tree else ()
+    rows = SequenceRows(of(num_sequences, sizes.table_width), *lens, max_query_len, tree=tree)
+    sinks = of(sizes.num_heads, dtype=jnp.float32) if sizes.sinks else ()
+    return _placed((of(*q_shape, dtype=row.dtype), abstract_storage(row), rows, sinks), sharding)
+
+
+def _decode(row: Row, sharding: Any):
+    sizes = row.sizes
+    shape = (sizes.num_sequences, sizes.query_len, sizes.num_heads, sizes.head_dim)
+    return _attention(decode_attention, row), _attention_arguments(
+        row, sharding, sizes.num_sequences, shape, sizes.query_len
+    )
+
+
+def _prefill(row: Row, sharding: Any):
+    sizes = row.sizes
+    shape = (sizes.query_len, sizes.num_heads, sizes.head_dim)
+    q, pages, rows, sinks = _attention_arguments(row, sharding, sizes.num_sequences, shape, sizes.query_len)
+    # A step cuts its chunks once for all layers.
+    pieces = jax.eval_shape(partial(cut_pieces, num_tokens=sizes.query_len), rows)
+    return _attention(prefill_attention, row), (q, pages, rows.replace(pieces=_placed(pieces, sharding)), sinks)
+
+
+def _attention(entry: Callable, row: Row) -> Callable:
+    params = AttentionParams(row.sizes.head_dim**-0.5, row.sizes.window, row.sizes.softcap)
+
+    def call(q, pages, rows, sinks):
+        return entry(q, pages, LAYER, rows, params, row.platform, sinks, row.impl)
+
+    return call
+
+
+def _append(row: Row, sharding: Any):
+    sizes = row.sizes
+
+    def rows_of(width):
+        return jax.ShapeDtypeStruct((sizes.query_len, sizes.num_kv_heads, width), jnp.dtype(row.dtype))
+
+    slots = jax.ShapeDtypeStruct((sizes.query_len,), jnp.int32)
+    new = rows_of(sizes.head_dim), rows_of(sizes.v_head_dim)
+
+    def call(pages, slots, keys, values):
+        return kv_append(pages, LAYER, slots, keys, values)
+
+    return call, _placed((abstract_storage(row), slots, *new), sharding)
+
+
+def donated(row: Row) -> tuple[int, ...]:
+    """Which arguments a call may write over: an append's pages."""
+    return (0,) if row.entry == "append" else ()
+
+
+ENTRIES: Mapping[str, Callable] = MappingProxyType({"decode": _decode, "prefill": _prefill, "append": _append})
+
+
+# What a model's numbers and its pages are made of; float32 pages are a CPU's, and are served for comparison's sake.
+COMMON_FORMATS = (
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "fp8_e4m3"),
+    ("bfloat16", "fp8_e5m2"),
+    ("bfloat16", "int8"),
+    ("float16", "float16"),
+    ("float16", "fp8_e4m3"),
+    ("float32", "float32"),
+    ("bfloat16", "float16"),
+)
+USUAL = ("bfloat16", "bfloat16")
+
+
+def _cuda_rows() -> Iterator[Row]:
+    """Every format at every head width, and what else changes a kernel's code at the usual width."""
+    for widths in HEAD_DIMS:
+        for dtype, kv_format in COMMON_FORMATS:
+            quick = (dtype, kv_format) == USUAL or widths == (128, 128)
+            decode = Row("decode", "triton", "cuda", dtype, kv_format, Sizes(*widths), quick, min_blocks=2)
+            yield decode
+            prefill = Sizes(*widths, num_sequences=4, query_len=2048)
+            # The other kernel fills the step with zeros.
+            yield Row("prefill", "triton", "cuda", dtype, kv_format, prefill, quick, max_kernels=2)
+    for more in (
+        {"num_heads": 9, "num_kv_heads": 3},
+        {"num_heads": 64, "query_len": 4},
+        {"query_len": 16, "tree": True},
+        {"window": 1024, "softcap": 30.0, "sinks": True},
+        {"block_size": 256, "table_width": 16, "num_blocks": 1024},
+    ):
+        yield Row("decode", "triton", "cuda", *USUAL, Sizes(128, 128, **more), True, min_blocks=2)
+    # One sequence's past is split, and a second kernel weighs the splits together.
+    long = Sizes(128, 128, num_sequences=1, table_width=2048)
+    yield Row("decode", "triton", "cuda", *USUAL, long, True, min_blocks=2, max_kernels=2)
+    yield Row("decode", "triton", "cuda", "bfloat16", "int8", Sizes(128, 128, scale_per_head=True), True, min_blocks=2)
+
+
+ROWS: tuple[Row, ...] = (*_cuda_rows(),)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention for NVIDIA GPUs, in Pallas over Triton: one kernel for decode, verify and prefill.
+
+A program holds `row_tile` rows of one sequence and one kv head, a row being a query token of one head of the group, so
+that all of them share each tile of keys and values that is read. It walks the tokens that its rows see, `key_tile` at a
+time, with the running softmax of FlashAttention-2 (Dao 2023); block ids are looked up for each token, so that a tile
+spans many small blocks or a part of a large one. Long pasts of few sequences are cut into `splits`, whose results are
+weighted together after (Flash-Decoding). Codes become numbers in registers; scales multiply logits and weights.
+
+Arrays in Triton are powers of two: a head of 80 numbers is read as 64 and 16, so that nothing is padded.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.kv_formats.pages import KvPages
+from pallas_kernels.kv_formats.registry import format_named
+from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows, cut_pieces
+from pallas_kernels.paged_attention.triton_program import (
+    MASKED,
+    NARROWEST,
+    Call,
+    Inputs,
+    Tiling,
+    both,
+    columns,
+    program,
+)
+from pallas_kernels.shapes import ceil_div, next_power_of_two
+
+DTYPES = ("bfloat16", "float16", "float32")
+MAX_HEAD_DIM = 256
+# Programs that keep an H200's or B200's multiprocessors busy, two on each; pasts are split until there are as many.
+ENOUGH_PROGRAMS = 264
+MIN_SPLIT_TOKENS, MAX_SPLITS = 256, 32
+
+
+def supports(**facts) -> str:
+    """Why a call with these facts is declined, or an empty string."""
+    dtype, width = facts["dtype"], max(facts["head_dim"], facts["v_head_dim"])
+    if dtype not in DTYPES:
+        return f"dtype={dtype} of the queries is none of {DTYPES}, which it multiplies"
+    if width > MAX_HEAD_DIM:
+        return f"a head of {width} numbers is above the {MAX_HEAD_DIM} whose sums fit in registers"
+    code_bytes = jnp.dtype(format_named(facts["kv_format"]).dtype).itemsize
+    if code_bytes == 1 and 1 << 31 < facts["pool_codes"] <= 1 << 32:
+        # Triton counts codes in 32 bits, the sign among them, up to an array of 4 GiB.
+        return f"{facts['pool_codes']} codes of a byte lie between 2 and 4 GiB, where offsets overflow"
+    return ""
+
+
+def tiling_for(pages: KvPages, num_heads: int, query_len: int, table: tuple[int, int], ragged: bool) -> Tiling:
+    """The tiling of a call of up to `query_len` tokens a row, whose rows have block tables of the shape `table`."""
+    group_rows = query_len * (num_heads // pages.num_kv_heads)
+    row_tile = min(128 if ragged else 64, max(NARROWEST, next_power_of_two(group_rows)))
+    programs = table[0] * pages.num_kv_heads * ceil_div(group_rows, row_tile)
+    most = table[1] * pages.block_size // MIN_SPLIT_TOKENS
+    splits = 1 if ragged else max(1, min(ceil_div(ENOUGH_PROGRAMS, programs), most, MAX_SPLITS))
+    widest = max(pages.k.shape[-1], pages.v.shape[-1])
+    num_warps = 8 if row_tile >= 128 else 4
+    return Tiling(row_tile, 64 if widest <= 128 else 32, splits, num_warps, 3)
+
+
+def attend(
+    q: Float[Array, "S Q N H"],
+    pages: KvPages,
+    layer: int | Int[Array, ""],
+    rows: SequenceRows,
+    params: AttentionParams,
+    sinks: Any = (),
+    interpret: bool = False,
+) -> Float[Array, "S Q N Hv"]:
+    """See `op.decode_attention`."""
+    num_sequences, query_len, num_heads, head_dim = q.shape
+    flat = q.reshape(-1, num_heads, head_dim)
+    out = _call(flat, pages, layer, rows.replace(query_starts=()), params, sinks, ragged=False, interpret=interpret)
+    return out.reshape(num_sequences, query_len, num_heads, -1)
+
+
+def attend_ragged(
+    q: Float[Array, "T N H"],
+    pages: KvPages,
+    layer: int | Int[Array, ""],
+    rows: SequenceRows,
+    params: AttentionParams,
+    sinks: Any = (),
+    interpret: bool = False,
+) -> Float[Array, "T N Hv"]:
+    """See `op.prefill_attention`."""
+    pieces = rows.pieces or cut_pieces(rows, q.shape[0])
+    return _call(q, pages, layer, pieces, params, sinks, ragged=True, interpret=interpret)
+
+
+attend_interpreted = partial(attend, interpret=True)
+attend_ragged_interpreted = partial(attend_ragged, interpret=True)
+
+
+def _call(q, pages, layer, rows, params, sinks, ragged, interpret):
+    num_tokens, num_heads, _ = q.shape
+    v_dim = pages.v.shape[-1]
+    tiling = tiling_for(pages, num_heads, rows.max_query_len, rows.block_tables.shape, ragged)
+    group = num_heads // pages.num_kv_heads
+    row_tiles = ceil_div(rows.max_query_len * group, tiling.row_tile)
+    call = Call(tiling, params, group, rows.max_query_len, row_tiles, ragged, pages.kv_format, interpret)
+    inputs = Inputs(
+        q, pages.k, pages.v, pages.k_scale, pages.v_scale, jnp.asarray(layer, jnp.int32).reshape(1),
+        rows.block_tables, rows.kv_lens, rows.query_lens, rows.query_starts, rows.tree, sinks,
+    )  # fmt: skip
+    splits = () if tiling.splits == 1 else (tiling.splits,)
+    out_shape = [jax.ShapeDtypeStruct((*splits, num_tokens, num_heads, v_dim), jnp.float32 if splits else q.dtype)]
+    if splits:
+        out_shape.append(jax.ShapeDtypeStruct((*splits, num_tokens, num_heads), jnp.float32))
+    # Tokens of no sequence are written by no program: a ragged step begins with zeros.
+    begin = [jnp.zeros(out_shape[0].shape, q.dtype)] if ragged else []
+    out = pl.pallas_call(
+        partial(program, call),
+        grid=(pages.num_kv_heads * row_tiles, tiling.splits, rows.kv_lens.shape[0]),
+        out_shape=out_shape,
+        input_output_aliases={len(jax.tree.leaves(inputs)): 0} if ragged else {},
+        compiler_params=plgpu.CompilerParams(num_warps=tiling.num_warps, num_stages=tiling.num_stages),
+        interpret=interpret,
+        name="paged_prefill" if ragged else "paged_decode",
+    )(inputs, *begin)
+    return _combined(*out, q.dtype, interpret) if splits else out[0]
+
+
+def _combined(out, weight, dtype, interpret):
+    """The results of splits `[splits, T, N, Hv]`, each weighted by 2 to the power of `weight [splits, T, N]`."""
+    splits, num_tokens, num_heads, v_dim = out.shape
+
+    def combine(out_ref, weight_ref, combined_ref):
+        token, head = pl.program_id(0), pl.program_id(1)
+        split = jax.lax.iota(jnp.int32, next_power_of_two(splits))
+        inside = split < splits
+        weights = plgpu.load(weight_ref.at[split, token, head], mask=inside, other=MASKED)
+        share = jnp.exp2(weights - jnp.max(weights))
+        share /= jnp.sum(share)
+        for cols, within in columns(v_dim):
+            part = plgpu.load(
+                out_ref.at[split[:, None], token, head, cols[None, :]], mask=both(inside[:, None], within), other=0.0
+            )
+            mixed = jnp.sum(part * share[:, None], axis=0).astype(combined_ref.dtype)
+            plgpu.store(combined_ref.at[token, head, cols], mixed, mask=cols < v_dim)
+
+    return pl.pallas_call(
+        combine,
+        grid=(num_tokens, num_heads),
+        out_shape=jax.ShapeDtypeStruct((num_tokens, num_heads, v_dim), dtype),
+        compiler_params=plgpu.CompilerParams(num_warps=1, num_stages=1),
+        interpret=interpret,
+        name="paged_combine",
+    )(out, weight)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded figures of compiled kernels: they keep to their limits, cover every kernel, and are read rightly."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.static.__main__ import main
+from benchmarks.static.cuda import blocks_per_multiprocessor, count_instructions, parse_thunks
+from benchmarks.static.gates import problems
+from benchmarks.static.rows import ROWS, Row, Sizes
+
+GOOD = {
+    "kernels": 1,
+    "registers": 114,
+    "spill_bytes": 0,
+    "shared_bytes": 39168,
+    "blocks": 4,
+    "matrix_ops": {"mma.sync": 32},
+    "wide_share": 0.96,
+    "bytes_ratio": 1.0,
+}
+ROW = Row("decode", "triton", "cuda", "bfloat16", "bfloat16", Sizes(128, 128), min_blocks=2)
+
+
+def test_names_of_rows_are_their_own():
+    assert len({(row.platform, row.name) for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("worse", "message"),
+    [
+        ({"spill_bytes": 8}, "8 bytes are spilled"),
+        ({"blocks": 1}, "1 blocks fit a multiprocessor, 2 are meant to"),
+        ({"kernels": 2}, "2 kernels are launched, 1 are meant to be"),
+        ({"matrix_ops": {}}, "no matrix instruction"),
+        ({"wide_share": 0.3}, "0.3 of the bytes are loaded sixteen at a time"),
+        ({"bytes_ratio": 1.2}, "1.2 of the least bytes are moved, 1.05 may be"),
+        ({"registers": 130}, "registers is 130, recorded is 114"),
+        ({"shared_bytes": 50000}, "shared_bytes is 50000, recorded is 39168"),
+    ],
+)
+def test_a_figure_beyond_its_limit_or_behind_its_record_is_named(worse, message):
+    assert problems(ROW, GOOD, GOOD) == []
+    found = problems(ROW, {**GOOD, **worse}, GOOD)
+    assert any(message in problem for problem in found)
+
+
+def test_what_no_matrix_is_multiplied_in_needs_no_matrix_instruction():
+    copying = dataclasses.replace(ROW, tensor_cores=False)
+    assert problems(copying, {**GOOD, "matrix_ops": {}, "wide_share": 0.1}, GOOD) == []
+
+
+def test_instructions_are_counted_by_kind_and_width():
+    ptx = """
+    ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [ %rd1 + 0 ];
+    @%p1 ld.global.b32 { %r5 }, [ %rd2 + 0 ];
+    ld.global.L1::evict_last.v2.b64 {%rd5, %rd6}, [ %rd7 ];
+    cp.async.cg.shared.global [ %r6 + 0 ], [ %rd3 + 0 ], 0x10, %r7;
+    cp.async.ca.shared.global [ %r6 + 0 ], [ %rd3 + 0 ], 0x4, %r7;
+    ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [ %r9 ];
+    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};
+    wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, p, 1, 1, 0, 0;
+    wgmma.wait_group.sync.aligned 0;
+    """
+    found = count_instructions(ptx)
+    assert found["matrix_ops"] == {"mma.sync": 1, "wgmma.mma_async": 1}
+    assert found["loads"] == {"4": 2, "16": 3}
+    assert found["wide_share"] == round(48 / 56, 3)
+
+
+def test_launches_are_read_once_though_a_command_buffer_repeats_them():
+    kernel = "001: kCustomKernel [] paged_decode grid: [8, 1, 64] threads: [128, 1, 1]  shared_memory: 96 bytes"
+    lines = [kernel, "002: kCopy [source | sink]", "000: kCommandBuffer [source | sink]", f"    {kernel}"]
+    assert parse_thunks("\n".join(lines)) == [
+        {"name": "paged_decode", "grid": [8, 1, 64], "threads": 128, "shared_bytes": 96},
+        {"name": "kCopy", "grid": [], "threads": 0, "shared_bytes": 0},
+    ]
+
+
+# By NVIDIA's occupancy calculator for compute capability 9.0.
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "blocks"),
+    [(128, 114, 39168, 4), (128, 255, 0, 2), (256, 128, 0, 2), (128, 32, 100000, 2), (1024, 64, 0, 1), (32, 16, 0, 32)],
+)
+def test_blocks_of_a_multiprocessor(threads, registers, shared, blocks):
+    assert blocks_per_multiprocessor(threads, registers, shared) == blocks
+
+
+def test_an_unknown_target_exits_2(capsys):
+    assert main(["--targets", "h300"]) == 2
+    assert "target 'h300' is unknown" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU's kernel, interpreted on the CPU, against the reference, with NaN in all memory that nobody owns."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.dispatch import DispatchError, choose
+from pallas_kernels.paged_attention.cases import BLOCK_SIZES, CASES, DTYPES, HEAD_DIMS, HEADS, KV_FORMATS, Case
+from pallas_kernels.paged_attention.op import IMPLEMENTATIONS, RAGGED_IMPLEMENTATIONS
+from pallas_kernels.paged_attention.triton import tiling_for
+from pallas_kernels.paged_attention.triton_program import parts_of
+from tests.pallas_kernels.problems import Problem
+
+IMPL = "triton-interpreted"
+FACTS = {"head_dim": 128, "v_head_dim": 128, "dtype": "bfloat16", "kv_format": "bfloat16", "pool_codes": 1 << 20}
+
+
+def both_are_right(problem: Problem) -> None:
+    problem.assert_decode_is_right(impl=IMPL)
+    problem.assert_ragged_is_right(impl=IMPL)
+
+
+# Each compiles a program: the entry point that a case is named after is enough.
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_named_cases_agree_with_the_reference(case):
+    if case.name.startswith("prefill"):
+        Problem(case).assert_ragged_is_right(impl=IMPL)
+    else:
+        Problem(case).assert_decode_is_right(impl=IMPL)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_queries_of_every_dtype_over_keys_and_values_in_every_format(dtype, kv_format):
+    case = Case("formats", (37, 0, 90), (3, 0, 2), 6, 2, 24, 40, window=60, sinks=True)
+    problem = Problem(case, dtype, kv_format=kv_format)
+    if dtype == "bfloat16":
+        problem.assert_ragged_is_right(impl=IMPL)
+    else:
+        problem.assert_decode_is_right(impl=IMPL)
+
+
+def test_scales_of_heads():
+    problem = Problem(Case("scales", (37, 9, 150), (1, 1, 1), 6, 2), kv_format="int8")
+    k_scale, v_scale = (jnp.asarray([[jnp.nan] * 2, pair], jnp.float32) for pair in ([0.01, 0.03], [0.02, 0.005]))
+    problem.pages = problem.pages.replace(k_scale=k_scale, v_scale=v_scale)
+    both_are_right(problem)
+
+
+@pytest.mark.parametrize("widths", HEAD_DIMS, ids=lambda widths: f"H{widths[0]}-Hv{widths[1]}")
+def test_every_head_width(widths):
+    Problem(Case("widths", (70, 3), (2, 3), 2, 1, *widths), "bfloat16").assert_decode_is_right(impl=IMPL)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"N{heads[0]}-K{heads[1]}")
+def test_every_ratio_of_heads(heads):
+    Problem(Case("heads", (40, 21), (30, 2), *heads), "bfloat16").assert_ragged_is_right(impl=IMPL)
+
+
+@pytest.mark.parametrize("block_size", [*BLOCK_SIZES, 1, 48])
+def test_every_block_size(block_size):
+    Problem(Case("blocks", (300, 17), (1, 1), block_size=block_size, window=200)).assert_decode_is_right(impl=IMPL)
+
+
+def test_a_chunk_longer_than_a_piece_has_tiles_that_need_no_mask():
+    Problem(Case("long", (530, 200), (170, 130), 2, 1, window=300)).assert_ragged_is_right(num_padding=56, impl=IMPL)
+
+
+def test_a_large_scale_beside_a_small_one_loses_nothing_in_float16():
+    problem = Problem(Case("scales", (40, 9), (1, 1)), "float16", kv_format="int8")
+    factors = np.geomspace(1e-6, 1e-3, problem.pages.v_scale.size).reshape(problem.pages.v_scale.shape)
+    problem.pages = problem.pages.replace(v_scale=problem.pages.v_scale * jnp.asarray(factors, jnp.float32))
+    out, expected = problem.run_decode(impl=IMPL), problem.expected()
+    np.testing.assert_allclose(out, expected, atol=3e-3 * np.abs(expected).max())
+
+
+ROW = st.tuples(st.integers(0, 9), st.integers(0, 70))
+SIZES = {
+    "head_dim": st.sampled_from([16, 24]),
+    "v_head_dim": st.sampled_from([8, 40]),
+    "block_size": st.sampled_from([4, 16, 24]),
+    "window": st.sampled_from([0, 1, 5, 100]),
+    "softcap": st.sampled_from([0.0, 2.0]),
+    "sinks": st.booleans(),
+}
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    rows=st.lists(ROW, min_size=1, max_size=4).filter(lambda rows: any(query for query, _ in rows)),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    sizes=st.fixed_dictionaries(SIZES),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_agrees_with_the_reference(rows, heads, sizes, seed):
+    query_lens = tuple(query for query, _ in rows)
+    kv_lens = tuple(query + past if query else 0 for query, past in rows)
+    num_kv_heads, group = heads
+    problem = Problem(Case("drawn", kv_lens, query_lens, num_kv_heads * group, num_kv_heads, **sizes), "float32", seed)
+    if seed % 2:
+        problem.assert_decode_is_right(impl=IMPL)
+    else:
+        problem.assert_ragged_is_right(num_padding=seed % 3, impl=IMPL)
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (16, ((0, 16),)),
+        (24, ((0, 16), (16, 16))),
+        (80, ((0, 64), (64, 16))),
+        (96, ((0, 64), (64, 32))),
+        (128, ((0, 128),)),
+        (192, ((0, 128), (128, 64))),
+    ],
+)
+def test_a_head_is_cut_into_powers_of_two(width, parts):
+    assert parts_of(width) == parts
+
+
+def test_a_long_past_of_few_sequences_is_split_and_that_of_many_is_not():
+    pages = Problem(Case("one", (33,), (1,), block_size=32)).pages
+    assert tiling_for(pages, 4, 1, (1, 1024), ragged=False).splits == 32
+    assert tiling_for(pages, 4, 1, (1, 32), ragged=False).splits == 4
+    assert tiling_for(pages, 4, 1, (256, 1024), ragged=False).splits == 1
+
+
+@pytest.mark.parametrize("table", [IMPLEMENTATIONS, RAGGED_IMPLEMENTATIONS])
+def test_what_the_kernel_does_not_serve_is_an_error_and_not_a_slow_answer(table):
+    assert choose("attention", table, "cuda", **FACTS).__module__.endswith("triton")
+    for facts, message in (
+        ({"dtype": "float64"}, r"dtype=float64 of the queries is none of \('bfloat16', 'float16', 'float32'\)"),
+        ({"head_dim": 320}, "a head of 320 numbers is above the 256"),
+        ({"kv_format": "int8", "pool_codes": 3 << 30}, "3221225472 codes of a byte lie between 2 and 4 GiB"),
+    ):
+        with pytest.raises(DispatchError, match=message + ".*xla: on cuda it runs only if asked for.*impl='xla'"):
+            choose("attention", table, "cuda", **{**FACTS, **facts})
+        assert choose("attention", table, "cuda", "xla", **{**FACTS, **facts}).__module__.endswith("xla")
+
+
+def test_interpretation_runs_only_if_asked_for():
+    names = [row.name for row in IMPLEMENTATIONS if not row.declines("cpu", False, FACTS)]
+    assert names == ["cpu", "xla"]
