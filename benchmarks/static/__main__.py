@@ -19,7 +19,7 @@ import jax
 
 from benchmarks.static.gates import problems
 from benchmarks.static.readers import READERS
-from benchmarks.static.rows import ROWS, Row
+from benchmarks.static.rows import ROWS, Row, rows_of
 from metrale_jax.aot.targets import PLUGINS, TARGETS, Target, target_for
 from metrale_jax.core.errors import MetraleError
 from pallas_kernels.dispatch import imported
@@ -56,7 +56,7 @@ def load_record(name: str) -> dict:
 def _target(target: Target, options: argparse.Namespace) -> int:
     """How many rows of a target fail."""
     start = time.perf_counter()
-    rows = [row for row in ROWS if row.platform == target.platform and (options.all or row.quick)]
+    rows = [row for row in rows_of(target.name, target.platform) if options.all or row.quick]
     rows = [row for row in rows if options.only in row.name]
     record = load_record(target.name)
     target.devices()
@@ -82,7 +82,7 @@ def compilers(target: Target) -> dict:
 def _row(row: Row, target: Target, record: dict, recording: bool) -> tuple[bool, dict]:
     """Whether a row keeps to its limits, and its figures; its lines are printed at once, so that threads mix none."""
     try:
-        figures = imported(READERS[row.platform])(row, target)
+        figures = imported(READERS.get(row.impl, READERS[row.platform]))(row, target)
     except jax.errors.JaxRuntimeError as error:
         print(f"{target.name:5} {row.name}  DOES NOT COMPILE\n    {str(error)[:2000]}", flush=True)
         return False, {}

@@ -21,6 +21,8 @@ from metrale_jax.core.errors import ConfigError
 REGISTERS, REGISTERS_A_TIME = 65536, 256
 SHARED_BYTES, SHARED_RESERVED = 233472, 1024
 MAX_WARPS, MAX_BLOCKS, WARP = 64, 32, 32
+# A warp that loads as much a thread asks for whole sectors of each row of a head.
+WIDE_BYTES = 8
 
 _THUNK = re.compile(
     r"^\d+: kCustomKernel \[.*?\] (\S+) grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]  "
@@ -110,7 +112,7 @@ def assembled(path: Path, architecture: str) -> dict:
 def count_instructions(text: str) -> dict:
     """Matrix instructions by kind, loads from device memory by bytes a thread, and the length of a kernel's PTX."""
     loads = Counter(_loads(text))
-    wide = sum(size * count for size, count in loads.items() if size >= 16)
+    wide = sum(size * count for size, count in loads.items() if size >= WIDE_BYTES)
     return {
         "matrix_ops": dict(sorted(Counter(_MATRIX.findall(text)).items())),
         "loads": {str(size): loads[size] for size in sorted(loads)},

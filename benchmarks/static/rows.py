@@ -5,7 +5,7 @@ One list for all platforms: a backend adds its rows in `ROWS`, and `figures.py` 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ from pallas_kernels.paged_attention.op import (
     decode_attention,
     prefill_attention,
 )
+from pallas_kernels.shapes import ceil_div, next_power_of_two
 
 LAYERS, LAYER = 4, 1
 
@@ -52,8 +53,9 @@ class Row:
     """One kernel at one choice of sizes and formats, compiled by itself.
 
     `entry` is a key of `ENTRIES`; `impl` the implementation's name. `quick` rows are those that `make aot` compiles.
-    `min_blocks` is how many thread blocks a GPU's multiprocessor has to have room for; `max_kernels` how many device
-    programs the call may launch.
+    `targets` names the chips that have what the kernel is made for, `()` all of the platform. `min_blocks` is how many
+    thread blocks a GPU's multiprocessor has to have room for; `max_kernels` how many device programs the call may
+    launch.
     """
 
     entry: str
@@ -66,6 +68,7 @@ class Row:
     min_blocks: int = 1
     max_kernels: int = 1
     tensor_cores: bool = True
+    targets: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,7 +77,7 @@ class Row:
         odd = [
             f"{field.replace('_', '-')}={value}"
             for field, value in vars(sizes).items()
-            if value != getattr(usual, field) and field not in ("head_dim", "v_head_dim")
+            if value != getattr(usual, field) and field not in ("head_dim", "v_head_dim", "num_blocks")
         ]
         widths = f"H{sizes.head_dim}" + ("" if sizes.v_head_dim == sizes.head_dim else f"-Hv{sizes.v_head_dim}")
         return " ".join([self.entry, self.impl, f"{self.dtype}/{self.kv_format}", widths, f"Q{sizes.query_len}", *odd])
@@ -149,7 +152,7 @@ def _append(row: Row, sharding: Any):
     new = rows_of(sizes.head_dim), rows_of(sizes.v_head_dim)
 
     def call(pages, slots, keys, values):
-        return kv_append(pages, LAYER, slots, keys, values)
+        return kv_append(pages, LAYER, slots, keys, values, row.platform, row.impl)
 
     return call, _placed((abstract_storage(row), slots, *new), sharding)
 
@@ -176,28 +179,48 @@ COMMON_FORMATS = (
 USUAL = ("bfloat16", "bfloat16")
 
 
+def _cuda_sizes(*widths: int, **more: Any) -> Sizes:
+    """Sizes whose pool is as large as a real machine's: of so many numbers that offsets take more than 32 bits."""
+    sizes = Sizes(*widths, **more)
+    in_a_block = LAYERS * sizes.block_size * sizes.num_kv_heads * min(widths)
+    return replace(sizes, num_blocks=next_power_of_two(ceil_div((1 << 32) + 1, in_a_block)))
+
+
 def _cuda_rows() -> Iterator[Row]:
     """Every format at every head width, and what else changes a kernel's code at the usual width."""
     for widths in HEAD_DIMS:
         for dtype, kv_format in COMMON_FORMATS:
             quick = (dtype, kv_format) == USUAL or widths == (128, 128)
-            decode = Row("decode", "triton", "cuda", dtype, kv_format, Sizes(*widths), quick, min_blocks=2)
+            decode = Row("decode", "triton", "cuda", dtype, kv_format, _cuda_sizes(*widths), quick, min_blocks=2)
             yield decode
-            prefill = Sizes(*widths, num_sequences=4, query_len=2048)
+            prefill = _cuda_sizes(*widths, num_sequences=4, query_len=2048)
             # The other kernel fills the step with zeros.
             yield Row("prefill", "triton", "cuda", dtype, kv_format, prefill, quick, max_kernels=2)
     for more in (
-        {"num_heads": 9, "num_kv_heads": 3},
         {"num_heads": 64, "query_len": 4},
         {"query_len": 16, "tree": True},
         {"window": 1024, "softcap": 30.0, "sinks": True},
-        {"block_size": 256, "table_width": 16, "num_blocks": 1024},
+        {"block_size": 256, "table_width": 16},
     ):
-        yield Row("decode", "triton", "cuda", *USUAL, Sizes(128, 128, **more), True, min_blocks=2)
-    # One sequence's past is split, and a second kernel weighs the splits together.
-    long = Sizes(128, 128, num_sequences=1, table_width=2048)
-    yield Row("decode", "triton", "cuda", *USUAL, long, True, min_blocks=2, max_kernels=2)
-    yield Row("decode", "triton", "cuda", "bfloat16", "int8", Sizes(128, 128, scale_per_head=True), True, min_blocks=2)
+        yield Row("decode", "triton", "cuda", *USUAL, _cuda_sizes(128, 128, **more), True, min_blocks=2)
+    # Pasts are split where programs are few, and a second kernel weighs the splits together.
+    for more in ({"num_heads": 9, "num_kv_heads": 3}, {"num_sequences": 1, "table_width": 2048}):
+        yield Row("decode", "triton", "cuda", *USUAL, _cuda_sizes(128, 128, **more), True, min_blocks=2, max_kernels=2)
+    per_head = _cuda_sizes(128, 128, scale_per_head=True)
+    yield Row("decode", "triton", "cuda", "bfloat16", "int8", per_head, True, min_blocks=2)
+    for dtype, kv_format in COMMON_FORMATS:
+        for widths in ((128, 128), (80, 80)):
+            sizes = _cuda_sizes(*widths, query_len=64)
+            yield Row("append", "triton", "cuda", dtype, kv_format, sizes, widths[0] == 128, tensor_cores=False)
+    for widths in ((64, 64), (128, 128), (192, 128)):
+        for more in ({}, {"window": 1024, "softcap": 30.0, "sinks": True}):
+            sizes = _cuda_sizes(*widths, num_sequences=4, query_len=2048, **more)
+            yield Row("prefill", "mosaic_gpu", "cuda", *USUAL, sizes, widths[0] == 128, targets=("h200",))
 
 
 ROWS: tuple[Row, ...] = (*_cuda_rows(),)
+
+
+def rows_of(target: str, platform: str) -> list[Row]:
+    """The rows that are compiled for a target."""
+    return [row for row in ROWS if row.platform == platform and (not row.targets or target in row.targets)]

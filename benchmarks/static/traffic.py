@@ -6,9 +6,10 @@ see, masked to the token, and nothing else; programs of one sequence and neighbo
 a sector of 32 bytes which two of them touch is fetched once. Sequences are as long as their tables.
 """
 
+import jax
 import jax.numpy as jnp
 
-from benchmarks.static.rows import Row, abstract_storage
+from benchmarks.static.rows import Row, abstract_storage, arguments
 from pallas_kernels.kv_formats.pages import KvPages
 from pallas_kernels.paged_attention.triton import tiling_for
 from pallas_kernels.shapes import ceil_div, round_up
@@ -34,8 +35,9 @@ def decode_traffic(row: Row) -> dict:
     ends = queries * (sizes.head_dim + sizes.v_head_dim) * item
     table = sizes.num_sequences * ceil_div(seen, sizes.block_size) * 4
     least = sizes.num_sequences * _row_bytes(pages, seen, 1) + ends + table
-    heads = sizes.num_heads, sizes.query_len
-    tiling = tiling_for(pages, *heads, (sizes.num_sequences, sizes.table_width), ragged=False)
+    _, (q, _, rows, _) = arguments(row, None)
+    flat = jax.ShapeDtypeStruct((q.shape[0] * q.shape[1], *q.shape[2:]), q.dtype)
+    tiling = tiling_for(flat, pages, rows, ragged=False)
     moved = sizes.num_sequences * _row_bytes(pages, seen, SECTOR) + ends + table
     if tiling.splits > 1:
         # Written and read again: a split's values and weight in float32.

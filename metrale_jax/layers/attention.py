@@ -65,7 +65,8 @@ def attention(
         k = _head_norm(k, params.k_norm, kv_heads, place.norm_eps)
         q, k = apply_rope(q, *tables), apply_rope(k, *tables)
     with jax.named_scope("append"):
-        kv = paged.append(kv, layer, batch.slots[place.group], k, v.reshape(tokens, kv_heads, width))
+        v = v.reshape(tokens, kv_heads, width)
+        kv = paged.append(kv, layer, batch.slots[place.group], k, v, place.platform)
     with jax.named_scope("attend"):
         mixed = _attend_segments(q, config, batch, kv, layer, place)
     with jax.named_scope("out"):

@@ -43,9 +43,9 @@ def logical_axes(kv: PagedKv) -> PagedKv:
     return kv.replace(k=AXES, v=AXES, k_scale=scale, v_scale=scale)
 
 
-def append(kv: PagedKv, layer, slots, keys, values) -> PagedKv:
+def append(kv: PagedKv, layer, slots, keys, values, platform: str) -> PagedKv:
     """The storage with the step's keys `[T, K, H]` and values `[T, K, Hv]` written to `slots` of `layer`."""
-    return kv_append(kv, layer, slots, keys, values)
+    return kv_append(kv, layer, slots, keys, values, platform)
 
 
 def copy_blocks(kv: PagedKv, source, target) -> PagedKv:

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged append: new rows into their slots of a stacked pool, one scatter an array, in place once the pool is donated.
-
-Encoding is element-wise work on the rows, which XLA fuses into the scatter: one pass.
-"""
-
-from typing import Any
+"""Paged append: new rows into their slots of a stacked pool, in place once the pool is donated."""
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.kv_formats.format import KvFormat
-from pallas_kernels.kv_formats.pages import KvPages, encode_rows
+from pallas_kernels.dispatch import PLATFORMS, Implementation, choose
+from pallas_kernels.kv_formats.pages import KvPages
 
-IN_BOUNDS = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+_HERE = "pallas_kernels.kv_append"
+IMPLEMENTATIONS = (
+    Implementation("triton", ("cuda",), f"{_HERE}.triton:append", f"{_HERE}.triton:supports"),
+    # Some microseconds slower a layer and no more, so that it may step in.
+    Implementation("xla", PLATFORMS, f"{_HERE}.xla:append"),
+    Implementation(
+        "triton-interpreted",
+        ("cpu",),
+        f"{_HERE}.triton:append_interpreted",
+        f"{_HERE}.triton:supports",
+        by_name_only=("cpu",),
+    ),
+)
 
 
 def kv_append(
@@ -20,23 +27,15 @@ def kv_append(
     slots: Int[Array, " T"],
     keys: Float[Array, "T K H"],
     values: Float[Array, "T K Hv"],
+    platform: str,
+    impl: str = "auto",
 ) -> KvPages:
     """The pages with `keys` and `values` written; slot s is block s // B, offset s % B. Slot 0 takes the padding rows.
 
     Slots of real rows differ from each other. Rows are encoded in the pages' format; scales of single rows are written
-    beside them, scales of heads are applied as they stand.
+    beside them, scales of heads are applied as they stand. Raises `DispatchError` if the platform has no
+    implementation, or the one named by `impl` declines.
     """
-    k, k_scale = _append(pages.k, pages.k_scale, pages.format, layer, slots, keys)
-    v, v_scale = _append(pages.v, pages.v_scale, pages.format, layer, slots, values)
-    return pages.replace(k=k, v=v, k_scale=k_scale, v_scale=v_scale)
-
-
-def _append(codes: Array, scales: Any, kv_format: KvFormat, layer, slots, rows):
-    block_size = codes.shape[2]
-    block, offset = slots // block_size, slots % block_size
-    per_head = not isinstance(scales, tuple) and scales.ndim == 2
-    new, new_scales = encode_rows(rows, kv_format, scales[layer] if per_head else ())
-    codes = codes.at[layer, block, offset].set(new, **IN_BOUNDS)
-    if not isinstance(scales, tuple) and not per_head:
-        scales = scales.at[layer, block, :, offset].set(new_scales, **IN_BOUNDS)
-    return codes, scales
+    facts = {"kv_format": pages.kv_format, "pool_codes": max(pages.k.size, pages.v.size)}
+    append = choose("kv_append", IMPLEMENTATIONS, platform, impl, **facts)
+    return append(pages, layer, slots, keys, values)

@@ -68,10 +68,20 @@ def encode_rows(rows: Float[Array, "T K H"], kv_format: KvFormat, scale: Any) ->
     that a row's codes depend on that row alone.
     """
     if not kv_format.scaled:
-        return kv_format.encode(rows, kv_format.dtype), ()
-    rows = rows.astype(jnp.float32)
+        return codes_of(rows, kv_format, ()), ()
     if isinstance(scale, tuple):
-        scale = jnp.max(jnp.abs(rows), axis=-1) / kv_format.largest
+        scale = row_scale(jnp.max(jnp.abs(rows.astype(jnp.float32)), axis=-1), kv_format)
+    return codes_of(rows, kv_format, scale), jnp.broadcast_to(scale, rows.shape[:2])
+
+
+def row_scale(largest, kv_format: KvFormat):
+    """Scales of rows whose `largest` magnitudes are to have the largest code. Traces inside any kernel."""
+    return largest / kv_format.largest
+
+
+def codes_of(rows, kv_format: KvFormat, scale: Any):
+    """Codes of `rows [..., H]` under `scale`, one for each row, or `()`. Traces inside any kernel."""
+    if not kv_format.scaled:
+        return kv_format.encode(rows, kv_format.dtype)
     safe = jnp.where(scale > 0, scale, 1.0)
-    codes = kv_format.encode(rows / safe[..., None], kv_format.dtype)
-    return codes, jnp.broadcast_to(scale, rows.shape[:2])
+    return kv_format.encode(rows.astype(jnp.float32) / safe[..., None], kv_format.dtype)

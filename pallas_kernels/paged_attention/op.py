@@ -38,7 +38,18 @@ def _interpreted(name: str, function: str) -> Implementation:
 
 
 IMPLEMENTATIONS = _table("attend")
-RAGGED_IMPLEMENTATIONS = _table("attend_ragged")
+RAGGED_IMPLEMENTATIONS = (
+    *_table("attend_ragged"),
+    # Multiplies as Hopper alone does, and has been tried on none.
+    Implementation(
+        "mosaic_gpu",
+        ("cuda",),
+        f"{_HERE}.mosaic_gpu:attend_ragged",
+        f"{_HERE}.mosaic_gpu:supports",
+        by_name_only=("cuda",),
+    ),
+    _interpreted("mosaic_gpu", "attend_ragged"),
+)
 
 # Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
 PIECE = 128

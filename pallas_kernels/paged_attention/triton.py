@@ -7,9 +7,10 @@ time, with the running softmax of FlashAttention-2 (Dao 2023); block ids are loo
 spans many small blocks or a part of a large one. Long pasts of few sequences are cut into `splits`, whose results are
 weighted together after (Flash-Decoding). Codes become numbers in registers; scales multiply logits and weights.
 
-Arrays in Triton are powers of two: a head of 80 numbers is read as 64 and 16, so that nothing is padded.
+Arrays in Triton are powers of two: a head of 96 numbers is read as 64 and 32, so that little is padded.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -24,18 +25,18 @@ from pallas_kernels.kv_formats.registry import format_named
 from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows, cut_pieces
 from pallas_kernels.paged_attention.triton_program import (
     MASKED,
-    NARROWEST,
     Call,
     Inputs,
     Tiling,
-    both,
-    columns,
     program,
 )
 from pallas_kernels.shapes import ceil_div, next_power_of_two
+from pallas_kernels.triton_arrays import both, columns, overflow
 
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_HEAD_DIM = 256
+# The side of a matrix instruction: fewer rows are filled up.
+LEAST_ROWS = 16
 # Programs that keep an H200's or B200's multiprocessors busy, two on each; pasts are split until there are as many.
 ENOUGH_PROGRAMS = 264
 MIN_SPLIT_TOKENS, MAX_SPLITS = 256, 32
@@ -48,23 +49,48 @@ def supports(**facts) -> str:
         return f"dtype={dtype} of the queries is none of {DTYPES}, which it multiplies"
     if width > MAX_HEAD_DIM:
         return f"a head of {width} numbers is above the {MAX_HEAD_DIM} whose sums fit in registers"
-    code_bytes = jnp.dtype(format_named(facts["kv_format"]).dtype).itemsize
-    if code_bytes == 1 and 1 << 31 < facts["pool_codes"] <= 1 << 32:
-        # Triton counts codes in 32 bits, the sign among them, up to an array of 4 GiB.
-        return f"{facts['pool_codes']} codes of a byte lie between 2 and 4 GiB, where offsets overflow"
-    return ""
+    return overflow(facts["kv_format"], facts["pool_codes"])
 
 
-def tiling_for(pages: KvPages, num_heads: int, query_len: int, table: tuple[int, int], ragged: bool) -> Tiling:
-    """The tiling of a call of up to `query_len` tokens a row, whose rows have block tables of the shape `table`."""
-    group_rows = query_len * (num_heads // pages.num_kv_heads)
-    row_tile = min(128 if ragged else 64, max(NARROWEST, next_power_of_two(group_rows)))
-    programs = table[0] * pages.num_kv_heads * ceil_div(group_rows, row_tile)
-    most = table[1] * pages.block_size // MIN_SPLIT_TOKENS
-    splits = 1 if ragged else max(1, min(ceil_div(ENOUGH_PROGRAMS, programs), most, MAX_SPLITS))
-    widest = max(pages.k.shape[-1], pages.v.shape[-1])
-    num_warps = 8 if row_tile >= 128 else 4
-    return Tiling(row_tile, 64 if widest <= 128 else 32, splits, num_warps, 3)
+def compute_dtype(dtype: jnp.dtype, kv_format: str) -> jnp.dtype:
+    """What is multiplied: the queries' dtype if it holds every code, or float32 in the shape of TF32."""
+    facts = format_named(kv_format)
+    return jnp.dtype(dtype if facts.scaled or facts.dtype == dtype else jnp.float32)
+
+
+def _key_tile(widest_head: int, code_bytes: int, wide: bool, ragged: bool) -> int:
+    """Tokens a tile: as many as leave registers to spare on Hopper and Blackwell."""
+    if wide:
+        return 16 if ragged else 32
+    if not ragged:
+        return 64 if widest_head <= 128 else 32
+    if code_bytes > 1:
+        return 64 if widest_head <= 192 else 32
+    return 64 if 64 < widest_head <= 128 else 32
+
+
+def tiling_for(q: Any, pages: KvPages, rows: SequenceRows, ragged: bool) -> Tiling:
+    """The tiling of a call for queries `[T, N, H]`. Of `q` and `rows` shapes and dtypes count, as of `pages`.
+
+    Sizes are the largest that leave room for two programs a multiprocessor in decode, whose limit is bytes on their
+    way, and for one in prefill, whose limit is arithmetic; in float32, three products in TF32 each, for what spills no
+    registers. `benchmarks/static` holds them.
+    """
+    group_rows = rows.max_query_len * (q.shape[1] // pages.num_kv_heads)
+    num_sequences, table_width = rows.block_tables.shape
+    wide = compute_dtype(q.dtype, pages.kv_format).itemsize > 2
+    most_rows = LEAST_ROWS if wide else (128 if ragged else 64)
+    row_tile = min(most_rows, max(LEAST_ROWS, next_power_of_two(group_rows)))
+    programs = num_sequences * pages.num_kv_heads * ceil_div(group_rows, row_tile)
+    most_splits = min(MAX_SPLITS, table_width * pages.block_size // MIN_SPLIT_TOKENS)
+    return Tiling(
+        row_tile=row_tile,
+        key_tile=_key_tile(max(pages.k.shape[-1], pages.v.shape[-1]), pages.k.dtype.itemsize, wide, ragged),
+        widest_part=64 if wide else MAX_HEAD_DIM,
+        splits=1 if ragged else max(1, min(ceil_div(ENOUGH_PROGRAMS, programs), most_splits)),
+        num_warps=8 if row_tile >= 128 else 4,
+        num_stages=2 if ragged and wide and pages.k.dtype.itemsize > 2 else 3,
+    )
 
 
 def attend(
@@ -79,7 +105,9 @@ def attend(
     """See `op.decode_attention`."""
     num_sequences, query_len, num_heads, head_dim = q.shape
     flat = q.reshape(-1, num_heads, head_dim)
-    out = _call(flat, pages, layer, rows.replace(query_starts=()), params, sinks, ragged=False, interpret=interpret)
+    # Rows that are in order of length run the longest first, so that none is left over at the end.
+    ordered = rows.pieces or rows.replace(query_starts=())
+    out = _call(flat, pages, layer, ordered, params, sinks, ragged=False, interpret=interpret)
     return out.reshape(num_sequences, query_len, num_heads, -1)
 
 
@@ -104,10 +132,21 @@ attend_ragged_interpreted = partial(attend_ragged, interpret=True)
 def _call(q, pages, layer, rows, params, sinks, ragged, interpret):
     num_tokens, num_heads, _ = q.shape
     v_dim = pages.v.shape[-1]
-    tiling = tiling_for(pages, num_heads, rows.max_query_len, rows.block_tables.shape, ragged)
+    tiling = tiling_for(q, pages, rows, ragged)
     group = num_heads // pages.num_kv_heads
     row_tiles = ceil_div(rows.max_query_len * group, tiling.row_tile)
-    call = Call(tiling, params, group, rows.max_query_len, row_tiles, ragged, pages.kv_format, interpret)
+    call = Call(
+        tiling=tiling,
+        params=params,
+        group=group,
+        query_len=rows.max_query_len,
+        row_tiles=row_tiles,
+        ragged=ragged,
+        kv_format=pages.kv_format,
+        compute_dtype=compute_dtype(q.dtype, pages.kv_format),
+        v_factor=_v_factor(q.dtype, pages),
+        interpret=interpret,
+    )
     inputs = Inputs(
         q, pages.k, pages.v, pages.k_scale, pages.v_scale, jnp.asarray(layer, jnp.int32).reshape(1),
         rows.block_tables, rows.kv_lens, rows.query_lens, rows.query_starts, rows.tree, sinks,
@@ -130,6 +169,13 @@ def _call(q, pages, layer, rows, params, sinks, ragged, interpret):
     return _combined(*out, q.dtype, interpret) if splits else out[0]
 
 
+def _v_factor(dtype: jnp.dtype, pages: KvPages) -> float:
+    """What makes a scale about as large as the largest number of its row, which is in the range of any dtype that the
+    queries have; the scale itself may be below float16's."""
+    largest = pages.format.largest
+    return 2.0 ** math.floor(math.log2(largest)) if pages.format.scaled and dtype == jnp.float16 else 1.0
+
+
 def _combined(out, weight, dtype, interpret):
     """The results of splits `[splits, T, N, Hv]`, each weighted by 2 to the power of `weight [splits, T, N]`."""
     splits, num_tokens, num_heads, v_dim = out.shape
@@ -141,7 +187,7 @@ def _combined(out, weight, dtype, interpret):
         weights = plgpu.load(weight_ref.at[split, token, head], mask=inside, other=MASKED)
         share = jnp.exp2(weights - jnp.max(weights))
         share /= jnp.sum(share)
-        for cols, within in columns(v_dim):
+        for cols, within in columns(v_dim, MAX_HEAD_DIM):
             part = plgpu.load(
                 out_ref.at[split[:, None], token, head, cols[None, :]], mask=both(inside[:, None], within), other=0.0
             )

@@ -12,19 +12,20 @@ from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.kv_formats.registry import format_named
 from pallas_kernels.paged_attention.op import MAX_TREE, AttentionParams
+from pallas_kernels.triton_arrays import both, columns, parts_of
 
 MASKED = -1e30
 LOG2_E = 1.4426950408889634
-# The least side of a tensor core's tile: narrower parts of a head are filled with zeros.
-NARROWEST = 16
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Static sizes of a call: rows and tokens a tile, programs a row tile's past, and Triton's own."""
+    """Static sizes of a call: rows and tokens a tile, the widest part of a head, programs a row tile's past, and
+    Triton's own."""
 
     row_tile: int
     key_tile: int
+    widest_part: int
     splits: int
     num_warps: int
     num_stages: int
@@ -49,7 +50,8 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """Static facts of a call that its programs are traced with."""
+    """Static facts of a call that its programs are traced with. Scales of values are multiplied by `v_factor`, and the
+    results divided, to stay in the range of `compute_dtype`."""
 
     tiling: Tiling
     params: AttentionParams
@@ -58,21 +60,14 @@ class Call:
     row_tiles: int
     ragged: bool
     kv_format: str
+    compute_dtype: jnp.dtype
+    v_factor: float
     interpret: bool
 
 
-def parts_of(width: int) -> tuple[tuple[int, int], ...]:
-    """Starts and widths of the powers of two that make up a head's `width`; the last may reach beyond it."""
-    parts, start = [], 0
-    while start < width:
-        left = width - start
-        size = NARROWEST if left <= NARROWEST else 1 << (left.bit_length() - 1)
-        parts.append((start, size))
-        start += size
-    return tuple(parts)
-
-
 def program(call: Call, inputs: Inputs, *outputs):
+    """Attends with the rows of program `(kv head and row tile, split, sequence)`. `outputs` end in the results `[T, N,
+    Hv]`, or in those of splits and their weights; the zeros that a ragged step begins with come before, aliased."""
     head, row0 = pl.program_id(0) // call.row_tiles, pl.program_id(0) % call.row_tiles * call.tiling.row_tile
     rows = _Rows(call, inputs, head, row0)
     q_parts = [
@@ -81,16 +76,16 @@ def program(call: Call, inputs: Inputs, *outputs):
             mask=both(rows.used[:, None], inside),
             other=0.0,
         )
-        for cols, inside in columns(inputs.q.shape[-1])
+        for cols, inside in columns(inputs.q.shape[-1], call.tiling.widest_part)
     ]
-    walk = _Walk(call, inputs, rows, head, [part.astype(_compute_dtype(call, inputs)) for part in q_parts])
+    walk = _Walk(call, inputs, rows, head, [part.astype(call.compute_dtype) for part in q_parts])
     highest, total, weighted = walk.run()
     some = total > 0
-    inverse = jnp.where(some, 1.0 / jnp.where(some, total, 1.0), 0.0)
+    inverse = jnp.where(some, 1.0 / jnp.where(some, total * call.v_factor, 1.0), 0.0)
     out_ref = outputs[-1] if call.tiling.splits == 1 else outputs[-2]
     where = () if call.tiling.splits == 1 else (rows.split,)
     stored = rows.used if call.ragged else rows.inside
-    for (cols, inside), part in zip(columns(inputs.v.shape[-1]), weighted, strict=True):
+    for (cols, inside), part in zip(columns(inputs.v.shape[-1], call.tiling.widest_part), weighted, strict=True):
         plgpu.store(
             out_ref.at[(*where, rows.token[:, None], rows.head[:, None], cols[None, :])],
             jnp.where(rows.used[:, None], part * inverse[:, None], 0.0).astype(out_ref.dtype),
@@ -101,29 +96,16 @@ def program(call: Call, inputs: Inputs, *outputs):
         plgpu.store(outputs[-1].at[rows.split, rows.token, rows.head], weight, mask=stored)
 
 
-def columns(width: int):
-    """Columns of each part of a head, and which of them lie in it, or None for all."""
-    for start, size in parts_of(width):
-        cols = start + jax.lax.iota(jnp.int32, size)
-        yield cols, (cols < width)[None, :] if start + size > width else None
-
-
-def both(mask, other):
-    return mask if other is None else mask & other
-
-
-def _compute_dtype(call: Call, inputs: Inputs):
-    """What is multiplied: the queries' dtype if it holds every code, or float32, whose products are then in TF32."""
-    own = inputs.q.dtype
-    return own if format_named(call.kv_format).scaled or inputs.k.dtype == own else jnp.dtype(jnp.float32)
-
-
 class _Rows:
     """The rows of a program: what token and head each is, which exist, and the tokens they see."""
 
     def __init__(self, call: Call, inputs: Inputs, head, row0):
         # Read here: interpreted loops do not know their program.
-        sequence = self.sequence = pl.program_id(2)
+        sequence = pl.program_id(2)
+        if call.ragged:
+            # Of a long prompt's pieces the last ones take the longest: they begin first.
+            sequence = pl.num_programs(2) - 1 - sequence
+        self.sequence = sequence
         self.split = pl.program_id(1)
         window, group = call.params.window, call.group
         row = row0 + jax.lax.iota(jnp.int32, call.tiling.row_tile)
@@ -145,7 +127,8 @@ class _Rows:
             self.depth = jax.lax.population_count(self.tree) - 1
         # Tokens from `low` to before `high` are seen by some row, those from `all_low` to before `all_high` by all.
         self.low = jnp.maximum(self.first + least - window + 1, 0) if window else 0
-        self.high = self.first + most + 1
+        # Rows of no query see nothing.
+        self.high = jnp.where(row0 // group < query_len, self.first + most + 1, 0)
         self.all_low = jnp.maximum(self.first + most - window + 1, 0) if window else 0
         self.all_high = self.first + least + 1
 
@@ -169,7 +152,7 @@ class _Walk:
         self.call, self.inputs, self.rows, self.head, self.q_parts = call, inputs, rows, head, q_parts
         self.layer = inputs.layer[0]
         self.format = format_named(call.kv_format)
-        self.dtype = q_parts[0].dtype
+        self.dtype = call.compute_dtype
         widest = max(jnp.dtype(ref.dtype).itemsize for ref in (inputs.q, inputs.k))
         self.precision = None
         if self.dtype == jnp.float32:
@@ -206,7 +189,7 @@ class _Walk:
             here = self.rows.split == 0
             highest = jnp.where(here, sink.astype(jnp.float32) * LOG2_E, highest)
             total = jnp.where(here, 1.0, total)
-        widths = [size for _, size in parts_of(self.inputs.v.shape[-1])]
+        widths = [size for _, size in parts_of(self.inputs.v.shape[-1], self.call.tiling.widest_part)]
         return highest, total, tuple(jnp.zeros((row_tile, width), jnp.float32) for width in widths)
 
     def _tile(self, masked: bool, index, carry):
@@ -217,7 +200,7 @@ class _Walk:
         place = self._place(token, held)
         logits = sum(
             self._dot(q, self._read(self.inputs.k, place, held, *column), 1)
-            for q, column in zip(self.q_parts, columns(self.inputs.k.shape[-1]), strict=True)
+            for q, column in zip(self.q_parts, self._columns(self.inputs.k), strict=True)
         )
         k_scale = self._scale(self.inputs.k_scale, place, held)
         factor = params.scale if params.softcap else params.scale * LOG2_E
@@ -230,28 +213,22 @@ class _Walk:
             seen = rows.see(token, params.window)
             logits = jnp.where(seen, logits, MASKED)
         new = jnp.maximum(highest, jnp.max(logits, axis=1))
+        # What a row does not see weighs nothing once it has seen something, before or after.
         weights = jnp.exp2(logits - new[:, None])
-        if masked:
-            weights = jnp.where(seen, weights, 0.0)
         old = jnp.exp2(highest - new)
         total = total * old + jnp.sum(weights, axis=1)
-        weights, unit = self._scaled(weights, self._scale(self.inputs.v_scale, place, held))
+        v_scale = self._scale(self.inputs.v_scale, place, held)
+        if v_scale is not None:
+            weights *= v_scale * self.call.v_factor
+        weights = weights.astype(self.dtype)
         weighted = tuple(
-            part * old[:, None] + self._dot(weights, self._read(self.inputs.v, place, held, *column), 0) * unit
-            for part, column in zip(weighted, columns(self.inputs.v.shape[-1]), strict=True)
+            part * old[:, None] + self._dot(weights, self._read(self.inputs.v, place, held, *column), 0)
+            for part, column in zip(weighted, self._columns(self.inputs.v), strict=True)
         )
         return new, total, weighted
 
-    def _scaled(self, weights, v_scale):
-        """The weights as they multiply codes, and what the products are to be multiplied by."""
-        unit = 1.0
-        if v_scale is not None:
-            if self.dtype == jnp.float16:
-                # Small scales would leave float16's range: the tile's largest is taken out.
-                unit = jnp.maximum(jnp.max(v_scale), jnp.finfo(jnp.float32).tiny)
-                v_scale = v_scale / unit
-            weights *= v_scale
-        return weights.astype(self.dtype), unit
+    def _columns(self, ref):
+        return columns(ref.shape[-1], self.call.tiling.widest_part)
 
     def _place(self, token, held):
         """Block and offset of each token; block 0 where there is nothing to read."""

@@ -5,10 +5,12 @@ import dataclasses
 
 import pytest
 
-from benchmarks.static.__main__ import main
+from benchmarks.static.__main__ import load_record, main
 from benchmarks.static.cuda import blocks_per_multiprocessor, count_instructions, parse_thunks
 from benchmarks.static.gates import problems
-from benchmarks.static.rows import ROWS, Row, Sizes
+from benchmarks.static.rows import ROWS, Row, Sizes, rows_of
+from benchmarks.static.traffic import decode_traffic
+from metrale_jax.aot.targets import TARGETS
 
 GOOD = {
     "kernels": 1,
@@ -23,6 +25,16 @@ GOOD = {
 ROW = Row("decode", "triton", "cuda", "bfloat16", "bfloat16", Sizes(128, 128), min_blocks=2)
 
 
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_kernel_is_recorded_for_every_target_and_keeps_to_its_limits(target):
+    record = load_record(target)["rows"]
+    rows = rows_of(target, TARGETS[target].platform)
+    assert set(record) == {row.name for row in rows}
+    assert {row.name: problems(row, record[row.name], record[row.name]) for row in rows} == {
+        row.name: [] for row in rows
+    }
+
+
 def test_names_of_rows_are_their_own():
     assert len({(row.platform, row.name) for row in ROWS}) == len(ROWS)
 
@@ -34,7 +46,7 @@ def test_names_of_rows_are_their_own():
         ({"blocks": 1}, "1 blocks fit a multiprocessor, 2 are meant to"),
         ({"kernels": 2}, "2 kernels are launched, 1 are meant to be"),
         ({"matrix_ops": {}}, "no matrix instruction"),
-        ({"wide_share": 0.3}, "0.3 of the bytes are loaded sixteen at a time"),
+        ({"wide_share": 0.3}, "0.3 of the bytes are loaded in wide pieces"),
         ({"bytes_ratio": 1.2}, "1.2 of the least bytes are moved, 1.05 may be"),
         ({"registers": 130}, "registers is 130, recorded is 114"),
         ({"shared_bytes": 50000}, "shared_bytes is 50000, recorded is 39168"),
@@ -67,6 +79,19 @@ def test_instructions_are_counted_by_kind_and_width():
     assert found["matrix_ops"] == {"mma.sync": 1, "wgmma.mma_async": 1}
     assert found["loads"] == {"4": 2, "16": 3}
     assert found["wide_share"] == round(48 / 56, 3)
+
+
+def test_bytes_are_those_of_the_tokens_seen_and_of_splits_twice():
+    whole = Row("decode", "triton", "cuda", "bfloat16", "int8", Sizes(128, 128))
+    assert decode_traffic(whole)["bytes_ratio"] == 1.0
+    found = decode_traffic(dataclasses.replace(whole, sizes=Sizes(128, 128, num_sequences=1, table_width=64)))
+    pasts = 64 * 16 * 8 * (128 + 4) * 2
+    least = pasts + 2 * 32 * 128 * 2 + 64 * 4
+    assert found["splits"] == 4
+    assert found["bytes_ratio"] == round(1 + 2 * 4 * 32 * 129 * 4 / least, 4)
+    # A window ends within a block: its last sector is fetched whole.
+    narrow = Sizes(16, 16, num_kv_heads=1, window=17)
+    assert decode_traffic(dataclasses.replace(whole, sizes=narrow, kv_format="fp8_e4m3"))["bytes_ratio"] > 1
 
 
 def test_launches_are_read_once_though_a_command_buffer_repeats_them():

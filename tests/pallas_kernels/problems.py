@@ -55,7 +55,7 @@ class Problem:
             jnp.asarray(rng.normal(size=(len(slots), case.num_kv_heads, width)), jnp.float32)
             for width in (case.head_dim, case.v_head_dim)
         )
-        return jax.jit(kv_append, static_argnums=1)(empty, LAYER, jnp.asarray(slots, jnp.int32), *rows)
+        return jax.jit(kv_append, static_argnums=(1, 5))(empty, LAYER, jnp.asarray(slots, jnp.int32), *rows, "cpu")
 
     def _tree(self, rng):
         """Random parents: each new token sees its ancestors and itself."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows land in their slots of one layer in every format, all else stays, and donated pages are written in place."""
+"""Rows land in their slots of one layer in every format, all else stays, and donated pages are written in place.
+
+The GPU's kernel is interpreted on the CPU.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +11,12 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_append.op import kv_append
+from pallas_kernels.kv_formats.int8 import rounded
 from pallas_kernels.kv_formats.pages import KvPages, abstract_pages
 from pallas_kernels.kv_formats.registry import FORMATS, format_named
 from pallas_kernels.paged_attention.reference import plain_rows
 
+IMPLS = pytest.mark.parametrize("impl", ["xla", "triton-interpreted"])
 SHAPE = (2, 5, 4, 3)  # [L, P, B, K]
 SLOTS = np.array([7, 4, 19, 0, 13, 0], np.int32)
 # Half a step of each format, of the row's largest number where rows have scales and of the number itself where not.
@@ -31,10 +36,11 @@ def new_rows(seed: int = 1):
     return (rng.normal(size=(6, 3, width)).astype(np.float32) * 3 for width in (8, 6))
 
 
+@IMPLS
 @pytest.mark.parametrize("kv_format", FORMATS)
-def test_rows_land_in_their_slots_within_half_a_step_and_nothing_else_changes(kv_format):
+def test_rows_land_in_their_slots_within_half_a_step_and_nothing_else_changes(kv_format, impl):
     before, (keys, values) = pages_of(kv_format), new_rows()
-    after = kv_append(before, 1, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values))
+    after = kv_append(before, 1, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values), "cpu", impl)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), before)
     for name, rows in (("k", keys), ("v", values)):
         got = plain_rows(getattr(after, name), getattr(after, f"{name}_scale"))
@@ -51,14 +57,15 @@ def test_rows_land_in_their_slots_within_half_a_step_and_nothing_else_changes(kv
                 np.testing.assert_array_equal(moved(new)[untouched], moved(old)[untouched])
 
 
+@IMPLS
 @pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e5m2", "int8"])
-def test_scales_of_heads_are_applied_as_they_stand(kv_format):
+def test_scales_of_heads_are_applied_as_they_stand(kv_format, impl):
     shapes = abstract_pages(kv_format, SHAPE, 8, 6)
     scales = jnp.asarray([[9.0, 9.0, 9.0], [0.5, 0.25, 2.0]], jnp.float32)
     empty = (jnp.zeros(x.shape, x.dtype) for x in (shapes.k, shapes.v))
     before = KvPages(*empty, scales, scales, kv_format)
     keys, values = new_rows()
-    after = kv_append(before, 1, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values))
+    after = kv_append(before, 1, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values), "cpu", impl)
     np.testing.assert_array_equal(after.k_scale, scales)
     codes = np.asarray(after.k[1, SLOTS // 4, SLOTS % 4]).astype(np.float32)
     wanted = keys / np.asarray(scales[1])[:, None]
@@ -68,11 +75,13 @@ def test_scales_of_heads_are_applied_as_they_stand(kv_format):
     np.testing.assert_array_equal(codes[real], wanted[real])
 
 
+@IMPLS
 @pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e5m2", "int8"])
-def test_extreme_rows_stay_finite_and_a_row_of_zeros_is_zero(kv_format):
+def test_extreme_rows_stay_finite_and_a_row_of_zeros_is_zero(kv_format, impl):
     keys = np.zeros((6, 3, 8), np.float32)
     keys[0], keys[1], keys[2, 0, 0] = 3e38, 1e-30, -1e9
-    after = kv_append(pages_of(kv_format), 0, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.zeros((6, 3, 6)))
+    values = jnp.zeros((6, 3, 6))
+    after = kv_append(pages_of(kv_format), 0, jnp.asarray(SLOTS), jnp.asarray(keys), values, "cpu", impl)
     got = plain_rows(after.k, after.k_scale)[0, SLOTS // 4, SLOTS % 4]
     assert np.isfinite(got[SLOTS > 0]).all()
     np.testing.assert_allclose(got[:3], keys[:3], rtol=0.07, atol=1e-37)
@@ -82,7 +91,7 @@ def test_extreme_rows_stay_finite_and_a_row_of_zeros_is_zero(kv_format):
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_donated_pages_are_written_in_place(kv_format):
     pages, (keys, values) = pages_of(kv_format), new_rows()
-    append = jax.jit(lambda pages, *new: kv_append(pages, 0, *new), donate_argnums=0)
+    append = jax.jit(lambda pages, *new: kv_append(pages, 0, *new, "cpu"), donate_argnums=0)
     arguments = (pages, jnp.asarray(SLOTS), jnp.asarray(keys), jnp.asarray(values))
     compiled = append.lower(*arguments).compile()
     assert compiled.memory_analysis().alias_size_in_bytes == sum(x.nbytes for x in jax.tree.leaves(pages))
@@ -93,3 +102,8 @@ def test_donated_pages_are_written_in_place(kv_format):
 def test_an_unknown_format_is_named_with_the_list():
     with pytest.raises(ValueError, match=r"'fp4' is unknown; use one of \['bfloat16', 'float16'"):
         format_named("fp4")
+
+
+def test_whole_numbers_are_the_nearest_with_ties_to_even():
+    numbers = np.concatenate([np.arange(-4, 4.25, 0.25), [0.49999997, -1e-9, 126.5, -127.5, 1e9]]).astype(np.float32)
+    np.testing.assert_array_equal(rounded(jnp.asarray(numbers)), np.round(numbers))
