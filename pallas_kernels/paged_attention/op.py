@@ -26,9 +26,11 @@ def _table(function: str) -> tuple[Implementation, ...]:
     return (
         Implementation("cpu", ("cpu",), f"{_HERE}.cpu:{function}"),
         Implementation("triton", ("cuda",), f"{_HERE}.triton:{function}", f"{_HERE}.triton:supports"),
-        Implementation("xla", PLATFORMS, f"{_HERE}.xla:{function}", by_name_only=("cuda",)),
+        Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:{function}", f"{_HERE}.mosaic_tpu:supports"),
+        Implementation("xla", PLATFORMS, f"{_HERE}.xla:{function}", by_name_only=("cuda", "tpu")),
         # A kernel's programs on the CPU, one after another and operation by operation: for tests.
         _interpreted("triton", function),
+        _interpreted("mosaic_tpu", function),
     )
 
 
