@@ -9,7 +9,8 @@ from pallas_kernels.kv_formats.pages import KvPages
 _HERE = "pallas_kernels.kv_append"
 IMPLEMENTATIONS = (
     Implementation("triton", ("cuda",), f"{_HERE}.triton:append", f"{_HERE}.triton:supports"),
-    # Some microseconds slower a layer and no more, so that it may step in.
+    Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:append"),
+    # On a GPU some microseconds slower a layer and no more, so that it may step in.
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:append"),
     Implementation(
         "triton-interpreted",
@@ -18,6 +19,7 @@ IMPLEMENTATIONS = (
         f"{_HERE}.triton:supports",
         by_name_only=("cpu",),
     ),
+    Implementation("mosaic_tpu-interpreted", ("cpu",), f"{_HERE}.mosaic_tpu:append_interpreted", by_name_only=("cpu",)),
 )
 
 

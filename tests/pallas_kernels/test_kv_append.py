@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows land in their slots of one layer in every format, all else stays, and donated pages are written in place.
 
-The GPU's kernel is interpreted on the CPU.
+The GPU's and the TPU's kernels are interpreted on the CPU.
 """
 
 import jax
@@ -16,7 +16,7 @@ from pallas_kernels.kv_formats.pages import KvPages, abstract_pages
 from pallas_kernels.kv_formats.registry import FORMATS, format_named
 from pallas_kernels.paged_attention.reference import plain_rows
 
-IMPLS = pytest.mark.parametrize("impl", ["xla", "triton-interpreted"])
+IMPLS = pytest.mark.parametrize("impl", ["xla", "triton-interpreted", "mosaic_tpu-interpreted"])
 SHAPE = (2, 5, 4, 3)  # [L, P, B, K]
 SLOTS = np.array([7, 4, 19, 0, 13, 0], np.int32)
 # Half a step of each format, of the row's largest number where rows have scales and of the number itself where not.
@@ -107,3 +107,18 @@ def test_an_unknown_format_is_named_with_the_list():
 def test_whole_numbers_are_the_nearest_with_ties_to_even():
     numbers = np.concatenate([np.arange(-4, 4.25, 0.25), [0.49999997, -1e-9, 126.5, -127.5, 1e9]]).astype(np.float32)
     np.testing.assert_array_equal(rounded(jnp.asarray(numbers)), np.round(numbers))
+
+
+def test_blocks_that_runs_of_tokens_share_and_come_back_to_keep_all_their_scales():
+    """On a TPU a block's scales are read, changed and written, for dozens of tokens at a time."""
+    rng = np.random.default_rng(0)
+    shape = (2, 18, 8, 3)
+    before = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract_pages("int8", shape, 8, 6))
+    slots = np.concatenate([np.arange(13, 45), np.zeros(3), rng.permutation(np.arange(96, 132))])
+    slots = jnp.asarray(slots, jnp.int32)
+    keys, values = (jnp.asarray(rng.normal(size=(len(slots), 3, width)), jnp.float32) for width in (8, 6))
+    outs = [
+        jax.tree.map(lambda x: x[:, 1:], kv_append(before, 1, slots, keys, values, "cpu", impl))
+        for impl in ("xla", "mosaic_tpu-interpreted")
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *outs)
