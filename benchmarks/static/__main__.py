@@ -27,7 +27,10 @@ from pallas_kernels.dispatch import imported
 HERE = Path(__file__).parent
 # Kernels of one platform differ little from chip to chip: the quick rows are compiled for one of each.
 QUICK_TARGETS = ("h200", "v6e")
-COLUMNS = ("kernels", "registers", "spill_bytes", "shared_bytes", "blocks", "matrix_ops", "wide_share", "bytes_ratio")
+COLUMNS = (
+    *("kernels", "registers", "spill_bytes", "shared_bytes", "blocks", "matrix_ops", "wide_share"),
+    *("vmem_bytes", "bytes_ratio", "layout_ratio"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

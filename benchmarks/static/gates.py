@@ -7,8 +7,17 @@ from benchmarks.static.rows import Row
 # much beside narrow heads of eight bits, and next to nothing is wide once a compiler no longer sees rows in one piece.
 WIDE_SHARE = 0.5
 MOST_BYTES = 1.05
+# VMEM of the TPU that has least of it, less what the compiler needs beside a kernel's buffers.
+MOST_VMEM_BYTES = 48 << 20
 # How much worse than its record a figure may be, and which way is worse.
-RECORDED = {"registers": 1.1, "shared_bytes": 1.1, "kernels": 1.0, "spill_bytes": 1.0, "bytes_ratio": 1.0}
+RECORDED = {
+    "registers": 1.1,
+    "shared_bytes": 1.1,
+    "kernels": 1.0,
+    "spill_bytes": 1.0,
+    "vmem_bytes": 1.0,
+    "bytes_ratio": 1.0,
+}
 
 
 def problems(row: Row, figures: dict, recorded: dict | None) -> list[str]:
@@ -30,6 +39,12 @@ def _limits(row: Row, figures: dict) -> list[str]:
         found.append(f"{figures['wide_share']} of the bytes are loaded in wide pieces, {WIDE_SHARE} are meant to be")
     if figures.get("bytes_ratio", 1) > MOST_BYTES:
         found.append(f"{figures['bytes_ratio']} of the least bytes are moved, {MOST_BYTES} may be")
+    if figures.get("pool_share", 0) >= 1:
+        found.append(
+            f"temporaries are {figures['pool_share']} times the smallest array of the pool, none may be copied"
+        )
+    if figures.get("vmem_bytes", 0) > MOST_VMEM_BYTES:
+        found.append(f"{figures['vmem_bytes']} bytes of VMEM are taken, {MOST_VMEM_BYTES} may be")
     return found
 
 

@@ -218,7 +218,48 @@ def _cuda_rows() -> Iterator[Row]:
             yield Row("prefill", "mosaic_gpu", "cuda", *USUAL, sizes, widths[0] == 128, targets=("h200",))
 
 
-ROWS: tuple[Row, ...] = (*_cuda_rows(),)
+# What a TPU loads; the widths of heads that a model's chips have between them, one head each included.
+TPU_FORMATS = tuple(pair for pair in COMMON_FORMATS if "float16" not in pair)
+TPU_HEADS = ((32, 4), (16, 2), (8, 1), (9, 3), (16, 16), (64, 8))
+
+
+def _tpu_rows() -> Iterator[Row]:
+    """Every head width, every format at the usual one, and what else changes a kernel's code."""
+    for widths in HEAD_DIMS:
+        usual = widths == (128, 128)
+        for dtype, kv_format in TPU_FORMATS:
+            prefill = Sizes(*widths, num_sequences=4, query_len=2048)
+            if usual or kv_format in ("bfloat16", "int8"):
+                yield Row("decode", "mosaic_tpu", "tpu", dtype, kv_format, Sizes(*widths), usual)
+            if usual or kv_format == "bfloat16":
+                yield Row("prefill", "mosaic_tpu", "tpu", dtype, kv_format, prefill, usual)
+    for heads, kv_heads in TPU_HEADS:
+        for kv_format in ("bfloat16", "int8"):
+            sizes = Sizes(128, 128, num_heads=heads, num_kv_heads=kv_heads)
+            yield Row("decode", "mosaic_tpu", "tpu", "bfloat16", kv_format, sizes, kv_heads == 1)
+    for more in (
+        {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "v_head_dim": 64},
+        {"query_len": 4},
+        {"num_heads": 64, "query_len": 4},
+        {"query_len": 16, "tree": True, "window": 1024, "softcap": 30.0, "sinks": True},
+        *(
+            {"block_size": size, "table_width": 4096 // size, "num_blocks": 2**18 // size}
+            for size in (32, 64, 128, 256)
+        ),
+        {"num_sequences": 256, "table_width": 2048},
+    ):
+        yield Row("decode", "mosaic_tpu", "tpu", *USUAL, Sizes(**{"head_dim": 128, "v_head_dim": 128, **more}), True)
+    yield Row("decode", "mosaic_tpu", "tpu", "bfloat16", "int8", Sizes(128, 128, scale_per_head=True), True)
+    int8_blocks = Sizes(128, 128, block_size=128, table_width=32, num_blocks=2048)
+    yield Row("decode", "mosaic_tpu", "tpu", "bfloat16", "int8", int8_blocks, True)
+    for kv_format in ("bfloat16", "int8"):
+        for heads in (8, 3, 1):
+            for tokens in (64, 2048):
+                sizes = Sizes(128, 128, num_kv_heads=heads, query_len=tokens)
+                yield Row("append", "mosaic_tpu", "tpu", "bfloat16", kv_format, sizes, heads == 8, tensor_cores=False)
+
+
+ROWS: tuple[Row, ...] = (*_cuda_rows(), *_tpu_rows())
 
 
 def rows_of(target: str, platform: str) -> list[Row]:

@@ -1,16 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a call compiled for a TPU that is not here, by its compiler's own analyses."""
+"""Figures of a call compiled for a TPU that is not here: what its compiler says of memory, and what its copies move.
+
+A kernel's own copies are in no analysis of the compiler; they are counted as it starts them, whole blocks as they lie
+in tiles, padding included. `bytes_ratio` compares them with the tokens that have to be read, as they lie in the pool:
+it is the kernel's to keep low. `layout_ratio` compares the pool's layout with the numbers in it, which no kernel can
+help: a TPU pads the width of a head to 128 numbers, and the heads of a token to whole words of 32 bits and a power of
+two.
+"""
 
 import jax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks.static.rows import Row, arguments, donated
+from benchmarks.static.rows import Row, abstract_storage, arguments, donated
 from metrale_jax.aot.targets import Target
+from pallas_kernels.kv_formats.pages import KvPages
+from pallas_kernels.paged_attention.mosaic_tpu_sizes import Tiling, padded_bytes, tiling_for, vmem_bytes
+from pallas_kernels.shapes import ceil_div
 
 
 def figures(row: Row, target: Target) -> dict:
     """The figures of one row, as they are recorded."""
-    call, shapes = arguments(row, SingleDeviceSharding(target.devices()[0]))
-    compiled = jax.jit(call, donate_argnums=donated(row)).lower(*shapes).compile()
+    sharding = SingleDeviceSharding(target.devices()[0])
+
+    def row_major(x: jax.ShapeDtypeStruct) -> Format:
+        return Format(Layout(tuple(range(x.ndim))), sharding)
+
+    call, shapes = arguments(row, sharding)
+    # The pool lies as steps keep it; a TPU's default order pads less, and each call would copy all of it.
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_major(x)), shapes)
+    results = jax.tree.map(row_major, jax.eval_shape(call, *shapes))
+    compiled = jax.jit(call, donate_argnums=donated(row), out_shardings=results).lower(*shapes).compile()
     memory = compiled.memory_analysis()
-    return {"temp_bytes": memory.temp_size_in_bytes, "code_bytes": memory.generated_code_size_in_bytes}
+    smallest = min(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract_storage(row)) if x.ndim > 2)
+    found = {
+        "temp_bytes": memory.temp_size_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+        "pool_share": round(memory.temp_size_in_bytes / smallest, 4),
+    }
+    return {**found, **attention_figures(row)}
+
+
+def attention_figures(row: Row) -> dict:
+    """VMEM of an attention call, and of decode the bytes that it moves for sequences as long as their tables."""
+    if row.entry == "append":
+        return {}
+    _, (q, pages, rows, _) = arguments(row, None)
+    if row.entry == "prefill":
+        q = jax.ShapeDtypeStruct((rows.pieces.kv_lens.shape[0], rows.pieces.max_query_len, *q.shape[1:]), q.dtype)
+    tiling = tiling_for(q, pages)
+    found = {"tile_tokens": tiling.tile_tokens, "vmem_bytes": vmem_bytes(tiling, q.dtype, pages)}
+    return {**found, **_traffic(row, q, pages, tiling)} if row.entry == "decode" else found
+
+
+def _traffic(row: Row, q: jax.ShapeDtypeStruct, pages: KvPages, tiling: Tiling) -> dict:
+    sizes = row.sizes
+    length = sizes.table_width * sizes.block_size
+    oldest = max(0, length - sizes.query_len - sizes.window + 1) if sizes.window else 0
+    blocks = ceil_div(length, sizes.block_size) - oldest // sizes.block_size
+    codes = abstract_storage(row)
+    block = sum(padded_bytes(x.shape[2:], x.dtype) for x in (codes.k, codes.v))
+    numbers = sum(x.dtype.itemsize * x.shape[2] * x.shape[3] * x.shape[4] for x in (codes.k, codes.v))
+    token = block / sizes.block_size
+    if pages.scale_per_row:
+        block += 2 * padded_bytes(codes.k_scale.shape[2:], codes.k_scale.dtype)
+        numbers += 2 * 4 * sizes.num_kv_heads * sizes.block_size
+        token += 2 * padded_bytes(codes.k_scale.shape[2:], codes.k_scale.dtype) / sizes.block_size
+    widths = sizes.head_dim, sizes.v_head_dim
+    ends = sum(padded_bytes((tiling.num_groups, tiling.rows, width), q.dtype) for width in widths)
+    least_ends = sizes.query_len * sizes.num_heads * sum(widths) * q.dtype.itemsize
+    # A row's table is read beside that of the row before it, too.
+    moved = blocks * block + ends + 2 * padded_bytes((1, sizes.table_width), "int32")
+    least = (length - oldest) * token + least_ends + 4 * blocks
+    return {"bytes_ratio": round(moved / least, 4), "layout_ratio": round(block / numbers, 4)}

@@ -9,6 +9,7 @@ from benchmarks.static.__main__ import load_record, main
 from benchmarks.static.cuda import blocks_per_multiprocessor, count_instructions, parse_thunks
 from benchmarks.static.gates import problems
 from benchmarks.static.rows import ROWS, Row, Sizes, rows_of
+from benchmarks.static.tpu import attention_figures
 from benchmarks.static.traffic import decode_traffic
 from metrale_jax.aot.targets import TARGETS
 
@@ -115,3 +116,32 @@ def test_blocks_of_a_multiprocessor(threads, registers, shared, blocks):
 def test_an_unknown_target_exits_2(capsys):
     assert main(["--targets", "h300"]) == 2
     assert "target 'h300' is unknown" in capsys.readouterr().err
+
+
+def test_bytes_that_a_tpu_moves_are_those_of_whole_blocks_in_padded_tiles():
+    # 160 tokens of 3 heads of 64 numbers in bfloat16, in tiles of 4 by 128: 1 KiB a token for keys, and for values.
+    row = Row("decode", "mosaic_tpu", "tpu", "bfloat16", "bfloat16", Sizes(64, 64, 9, 3, table_width=10))
+    found = attention_figures(row)
+    ends, table = 2 * 16 * 128 * 2, 2 * 128 * 4
+    least = 160 * 2048 + 2 * 9 * 64 * 2 + 4 * 10
+    assert found["bytes_ratio"] == round((10 * 16 * 2048 + ends + table) / least, 4)
+    assert found["layout_ratio"] == round(4 * 128 / (3 * 64), 4)
+    # A window that begins within a block has the whole of it read.
+    windowed = dataclasses.replace(row, sizes=dataclasses.replace(row.sizes, window=40))
+    least = 40 * 2048 + 2 * 9 * 64 * 2 + 4 * 3
+    assert attention_figures(windowed)["bytes_ratio"] == round((3 * 16 * 2048 + ends + table) / least, 4)
+    # A row of scales fills 16 of 128 lanes.
+    scaled = dataclasses.replace(row, kv_format="int8")
+    assert attention_figures(scaled)["layout_ratio"] == round(
+        (16 * 2 * 512 + 2 * 2048) / (16 * 2 * (3 * 64 + 3 * 4)), 4
+    )
+
+
+def test_a_tpu_kernel_that_takes_more_vmem_than_the_smallest_has_is_named():
+    row = Row("decode", "mosaic_tpu", "tpu", "bfloat16", "bfloat16", Sizes(128, 128))
+    assert any("bytes of VMEM are taken" in problem for problem in problems(row, {"vmem_bytes": 60 << 20}, None))
+
+
+def test_temporaries_with_room_for_an_array_of_the_pool_are_named():
+    row = Row("append", "mosaic_tpu", "tpu", "bfloat16", "int8", Sizes(128, 128, query_len=64))
+    assert any("2.0 times the smallest array" in problem for problem in problems(row, {"pool_share": 2.0}, None))
