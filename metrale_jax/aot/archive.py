@@ -60,6 +60,7 @@ def purpose_of(steps: Steps, params: DecoderParams, config: EngineConfig, kind: 
             "vocabulary": model.config.vocab_size,
             "dtype": str(params.embed.dtype),
             "keys and values": ", ".join(dict.fromkeys(spec.kv_format for spec in model.layout.groups)),
+            "attention": model.attention,
             "digest": hashlib.sha256(described).hexdigest(),
         },
         engine=asdict(config),
