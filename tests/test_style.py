@@ -39,7 +39,7 @@ RANKS = {
     "metrale_jax.rules": 8,
     "metrale_jax.answers": 9,
     "metrale_jax.runtime": 9,
-    "metrale_jax.llm_config": 9,
+    "metrale_jax.llm_config": 9.5,
     "metrale_jax.inspection": 10,
     "metrale_jax.llm": 10,
     "metrale_jax.convert": 10,

@@ -22,14 +22,15 @@ from metrale_jax.aot.shapes import ARGUMENTS, MODELS, ModelCase, StepSizes, mode
 from metrale_jax.aot.targets import COUNTS, Target, target_for
 from metrale_jax.core.errors import MetraleError
 
-FOUR = ("prefill", "decode", "verify", "mixed")
 TARGETS = ("h200", "v5e", "v6e", "v7x")
-# Models, steps and targets that are compiled unless asked otherwise; a model that needs several devices gets them.
+# Models, steps and targets that are compiled unless asked otherwise, some minutes of work; a model that needs several
+# devices gets them.
 DEFAULTS = (
-    (("small",), tuple(ARGUMENTS), TARGETS),
-    (("llama-3.1-8b",), ("advance",), TARGETS),
-    (("llama-3.1-8b", "qwen3-8b", "qwen3-32b", "gemma-3-27b"), FOUR, ("h200", "v6e")),
-    (("qwen3-32b",), FOUR, ("h200-8", "v6e-8")),
+    (("small",), tuple(ARGUMENTS), ("h200", "v6e")),
+    (("small",), ("advance",), ("v5e", "v7x")),
+    (("llama-3.1-8b", "qwen3-8b", "qwen3-32b", "gemma-3-27b"), ("decode",), ("h200", "v6e")),
+    (("llama-3.1-8b",), ("decode",), ("v5e",)),
+    (("qwen3-32b",), ("decode", "mixed"), ("h200-8", "v6e-8")),
 )
 # What a step's arguments may take of a device's memory.
 ROOM = 0.85
