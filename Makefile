@@ -25,8 +25,9 @@ test: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3
 test-all: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not gpu and not tpu"
 
-# Every step compiled for an H200 and for TPU v5e, v6e and 7x; AOT="--models small" and the like narrow it down. Then the
-# kernels by themselves, their figures held to limits and records; STATIC="--all" takes every kernel and target.
+# Steps compiled for an H200 and for TPU v5e, v6e and 7x, alone and sharing a model; AOT="--models small" and the like
+# narrow it down, AOT=--full compiles every layer. Then the kernels by themselves, their figures held to limits and
+# records; STATIC="--all" takes every kernel and target.
 aot: $(AOT_VENV)/.aot
 	$(AOT_ENV) $(AOT_VENV)/bin/python -m metrale_jax.aot $(AOT)
 	$(AOT_ENV) $(AOT_VENV)/bin/python -m benchmarks.static $(STATIC)

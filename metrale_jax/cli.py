@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from metrale_jax.convert import add_convert
     from metrale_jax.llm_config import LLMConfig
+    from metrale_jax.plan_command import add_plan
     from metrale_jax.sampling.params import SamplingParams
 
     parser = argparse.ArgumentParser(prog="metrale-jax", description=__doc__.split(":")[0], epilog=EPILOG)
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, module in SERVING_COMMANDS.items():
         _add_serving(commands, name, importlib.import_module(module))
     add_convert(commands, EPILOG)
+    add_plan(commands, EPILOG)
     return parser
 
 

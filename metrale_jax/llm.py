@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from metrale_jax.answers import Answer, AnswerStream, checked_prompts, fresh_seed, params_for
+from metrale_jax.aot.archive import Archive, purpose_of
 from metrale_jax.core.errors import MetraleError, RequestError, TextError
+from metrale_jax.devices import device_kind, devices_for
 from metrale_jax.engine.admission import checked_tokens
 from metrale_jax.engine.buckets import make_shape_plan
 from metrale_jax.engine.hooks import Hook, ignore, in_turn
@@ -40,7 +42,8 @@ class LLM:
 
     `model` is an alias (`smollm2-135m`, `gemma3-270m`), a Hugging Face directory, a .gguf file or a hub id; the options
     are the fields of `LLMConfig`. `progress` shows download, load, compile and generate on stderr. `device` is JAX's
-    first by default. `on_finish(request)` is called when a request ends, as `Engine` says. Raises `MetraleError`s.
+    first by default, or several that share the model. `on_finish(request)` is called when a request ends, as `Engine`
+    says. Raises `MetraleError`s.
     """
 
     def __init__(
@@ -60,12 +63,13 @@ class LLM:
         self._progress = TerminalProgress() if progress else silent
         if self.config.compile_cache is not None:
             use_compile_cache(Path(self.config.compile_cache))
-        cache_dir = self.config.cache_dir
+        cache_dir, executables = self.config.cache_dir, self.config.executables
+        self._archive = None if executables is None else Archive(Path(executables))
         self.loaded: LoadedModel = load_model(
             str(model),
             run_options(self.config),
             None if cache_dir is None else Path(cache_dir),
-            device,
+            devices_for(device, self.config.tensor_parallel),
             self._progress,
             self._compile_first,
         )
@@ -185,6 +189,10 @@ class LLM:
     def _compile_first(self, steps: Steps, shapes) -> None:
         """Returns when a first token can be drawn; what goes on from there may still be compiling."""
         config = self._engine_config(steps)
+        if self._archive is not None:
+            devices = steps.home.devices
+            self._archive.check(purpose_of(steps, shapes, config, device_kind(devices[0])))
+            steps.ready = self._archive.loader(devices)
         plan = make_shape_plan(config, len(steps.model.config.eos_token_ids))
         *first, _ = compile_programs(steps, shapes, config, first_programs(plan))
         self._awaited(first, len(first))

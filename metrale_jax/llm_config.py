@@ -24,7 +24,9 @@ class LLMConfig:
     `kv_dtype` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt plus answer, by default the
     model's own limit or what the KV pool of `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled
     programs across processes, `cache_dir` one for models that must be assembled. `request_log` is a file to which each
-    request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). The rest is as in `EngineConfig`.
+    request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). `executables` is an archive of programs
+    that `metrale-jax plan --compile` wrote: load only your own, for it is code. `tensor_parallel` devices share the
+    model. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -39,6 +41,8 @@ class LLMConfig:
     compile_cache: str | Path | None = None
     cache_dir: str | Path | None = None
     request_log: str | Path | None = None
+    executables: str | Path | None = None
+    tensor_parallel: int = 1
 
 
 def llm_config(options: Mapping[str, Any]) -> LLMConfig:

@@ -55,23 +55,29 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return _open_directory(path)
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether a directory holds weights in any format that is read, beside its config."""
+    return is_store(directory) or any(any(directory.glob(kind)) for kind in ("*.safetensors*", "*.gguf"))
+
+
 def read_config(path: Path) -> tuple[Family, RawConfig]:
-    """Family and raw config of a directory (or of its config.json).
+    """Family and raw config of a directory, or of a config.json.
 
     An answer ends at any id that config.json or generation_config.json names as `eos_token_id`, not only at the
     latter's as in transformers: a tuned model's directory often has its base's file for one of the two.
     """
     directory = path if path.is_dir() else path.parent
-    values = _read_json(directory / "config.json")
+    file = path if path.suffix == ".json" else directory / "config.json"
+    values = _read_json(file)
     names = values.get("architectures") or []
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(
-            f"architectures={names!r} (model_type={values.get('model_type')!r}) in {directory / 'config.json'} "
+            f"architectures={names!r} (model_type={values.get('model_type')!r}) in {file} "
             "does not name one model class; correct it."
         )
     family = family_for(names[0], ARCHITECTURES)
     generation = directory / "generation_config.json"
-    raw = RawConfig(values, family.defaults, str(directory / "config.json"))
+    raw = RawConfig(values, family.defaults, str(file))
     extra = RawConfig(_read_json(generation) if generation.exists() else {}, {}, str(generation))
     vocab_size = raw.positive("vocab_size")
     stops = [stop for each in (raw, extra) for stop in each.token_ids("eos_token_id", vocab_size)]

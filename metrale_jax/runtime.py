@@ -9,7 +9,7 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -18,17 +18,23 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from metrale_jax.checkpoint.hub import resolve_model
-from metrale_jax.checkpoint.place import load_params
+from metrale_jax.checkpoint.place import Place, load_params, sharded_placer
 from metrale_jax.checkpoint.plan import load_plan
 from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.errors import ConfigError, TextError
+from metrale_jax.devices import devices_for
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import DecoderParams, Model, make_model
+from metrale_jax.models.family import Description
+from metrale_jax.models.tensor_parallel import shared
 from metrale_jax.progress import Progress, silent
-from metrale_jax.steps.build import Steps, row_major
+from metrale_jax.sharding.rules import make_mesh, named_sharding
+from metrale_jax.steps.build import Steps
+from metrale_jax.steps.home import row_major, row_major_over
 from metrale_jax.text.tokenizer import Tokenizer
 from pallas_kernels.kv_formats.registry import FORMATS
 from pallas_kernels.paged_attention.op import IMPLEMENTATIONS
@@ -39,7 +45,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device: compiled steps, params, and the tokenizer or the reason why there is none."""
+    """A model on its device, or the first of those that share it: compiled steps, params, and the tokenizer or the
+    reason why there is none."""
 
     steps: Steps
     params: DecoderParams
@@ -86,11 +93,12 @@ def load_model(
     name: str,
     options: RunOptions = RunOptions(),
     cache_dir: Path | None = None,
-    device: jax.Device | None = None,
+    device: jax.Device | Sequence[jax.Device] | None = None,
     progress: Progress = silent,
     warm: Callable[[Steps, DecoderParams], None] = lambda steps, shapes: None,
 ) -> LoadedModel:
-    """The model called `name` (alias, directory, .gguf file or hub id) on `device` (JAX's first by default).
+    """The model called `name` (alias, directory, .gguf file or hub id) on `device` (JAX's first by default), or shared
+    among several devices.
 
     `warm(steps, shapes of the params)` is called in a thread of its own, to compile while the weights load.
     """
@@ -100,27 +108,34 @@ def load_model(
     checkpoint = open_checkpoint(path)
     with _quiet_memory(), closing(checkpoint.source):
         load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
-        device = device or jax.devices()[0]
-        platform = PLATFORM_NAMES[device.platform]
-        dtype = chosen_dtype(options.dtype, "float32" if platform == "cpu" else checkpoint.config.dtype)
-        config = _bounded(checkpoint.config, options.max_context_tokens)
-        # XLA's CPU compiler writes to narrow floats by converting the whole pool to float32 and back.
-        kv_format = chosen_kv_format(options.kv_dtype, "float32" if platform == "cpu" else dtype)
-        model = make_model(config, platform, options.block_size, kv_format, chosen_attention(options.attention))
-        steps = Steps(model, row_major(device))
+        devices = devices_for(device, 1)
+        device, mesh = devices[0], make_mesh(devices, tensor=len(devices)) if len(devices) > 1 else None
+        on = PLATFORM_NAMES[device.platform]
+        dtype, kv_format = chosen_dtypes(options, on, checkpoint.config.dtype)
+        config = bounded(checkpoint.config, options.max_context_tokens)
+        description, sharing = shared(Description(config, checkpoint.specs), mesh)
+        attention = chosen_attention(options.attention)
+        model = make_model(description.config, on, options.block_size, kv_format, attention, sharing)
+        steps = Steps(model, row_major_over(mesh) if mesh else row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
-            warming = aside.submit(warm, steps, abstract_params(checkpoint.specs, dtype))
+            warming = aside.submit(warm, steps, abstract_params(description.specs, dtype, mesh))
             reading = aside.submit(_tokenizer, checkpoint)
             params = load_params(
-                checkpoint.specs,
+                description.specs,
                 checkpoint.source,
                 jnp.dtype(dtype),
-                lambda array, spec: jax.device_put(array, device),
+                _placer(device, mesh),
                 lambda done, total: progress("load", done, total),
             )
             tokenizer, error = reading.result()
             warming.result()
     return LoadedModel(steps, params, device, tokenizer, error, path)
+
+
+def _placer(device: jax.Device, mesh: Mesh | None) -> Place:
+    if mesh is None:
+        return lambda array, spec: jax.device_put(array, device)
+    return sharded_placer(lambda spec: named_sharding(spec.axes, spec.shape, mesh))
 
 
 def default_cache_dir() -> Path:
@@ -220,7 +235,15 @@ def chosen_attention(name: str) -> str:
     return name
 
 
-def _bounded(config: ModelConfig, max_context_tokens: int | None) -> ModelConfig:
+def chosen_dtypes(options: RunOptions, platform: str, stored: str) -> tuple[str, str]:
+    """The dtype to run in on a platform, `stored` being the checkpoint's own, and the format of keys and values."""
+    name = chosen_dtype(options.dtype, "float32" if platform == "cpu" else stored)
+    # XLA's CPU compiler writes to narrow floats by converting the whole pool to float32 and back.
+    return name, chosen_kv_format(options.kv_dtype, "float32" if platform == "cpu" else name)
+
+
+def bounded(config: ModelConfig, max_context_tokens: int | None) -> ModelConfig:
+    """The config with a shorter context, or as it is for None. Raises `ConfigError` for a length out of range."""
     limit = config.max_context_tokens
     if max_context_tokens is None:
         return config

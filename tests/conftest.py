@@ -20,7 +20,8 @@ from metrale_jax.checkpoint.place import load_params  # noqa: E402
 from metrale_jax.checkpoint.plan import load_plan  # noqa: E402
 from metrale_jax.loading import open_checkpoint  # noqa: E402
 from metrale_jax.models.decoder import make_model  # noqa: E402
-from metrale_jax.steps.build import Steps, row_major  # noqa: E402
+from metrale_jax.steps.build import Steps  # noqa: E402
+from metrale_jax.steps.home import row_major  # noqa: E402
 
 GOLDENS = Path(__file__).parent / "goldens"
 

@@ -39,10 +39,12 @@ RANKS = {
     "metrale_jax.rules": 8,
     "metrale_jax.answers": 9,
     "metrale_jax.runtime": 9,
-    "metrale_jax.llm_config": 9,
+    "metrale_jax.llm_config": 9.5,
     "metrale_jax.inspection": 10,
     "metrale_jax.llm": 10,
     "metrale_jax.convert": 10,
+    "metrale_jax.devices": 8.5,
+    "metrale_jax.plan_command": 10,
     "metrale_jax.flags": 10,
     "metrale_jax.cli": 11,
     "metrale_jax": 12,
@@ -59,7 +61,12 @@ EXCUSED_FUNCTIONS: dict[str, str] = {}
 # `outline` makes functions inside a step; nothing is dispatched there.
 JIT_PLACES = {"metrale_jax/steps/build.py", "metrale_jax/checkpoint/place.py", "metrale_jax/models/outline.py"}
 # Where devices, the home directory and JAX's settings may be looked at.
-COMPOSITION_ROOT = {"metrale_jax/runtime.py", "metrale_jax/llm.py", "metrale_jax/cli.py"}
+COMPOSITION_ROOT = {
+    "metrale_jax/devices.py",
+    "metrale_jax/runtime.py",
+    "metrale_jax/llm.py",
+    "metrale_jax/cli.py",
+}
 
 
 def room_of(module: str) -> str:

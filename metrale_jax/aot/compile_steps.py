@@ -6,30 +6,40 @@ from dataclasses import dataclass
 
 import jax
 
+from metrale_jax.aot.collectives import Collective, Intended, collectives
 from metrale_jax.aot.inspect_module import Inspection, PoolArrays, inspect_module
+from metrale_jax.aot.module_text import parse_module
 from metrale_jax.aot.shapes import (
     ARGUMENTS,
     ModelCase,
     StepSizes,
     abstract_model,
-    abstract_params,
     describe,
     formatted_pool,
+    step_tokens,
 )
 from metrale_jax.aot.targets import Target
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.warmup import abstract_params
+from metrale_jax.models.decoder import Model
+from metrale_jax.models.tensor_parallel import shared
 from metrale_jax.sharding.rules import make_mesh
 from metrale_jax.steps.build import jitted_step
+from metrale_jax.steps.home import row_major_over
 
 
 @dataclass(frozen=True)
 class Job:
-    """One step of one model for one target, sharded over `num_devices` of its chips."""
+    """One step of one model for one target, whose devices share the model."""
 
     target: Target
     model: ModelCase
     step: str
-    num_devices: int = 1
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool: more where devices share it, since what else they hold is not all shared out."""
+        return self.model.num_blocks * (1 if self.target.num_devices == 1 else 2)
 
     def __post_init__(self):
         if self.step not in ARGUMENTS:
@@ -53,11 +63,14 @@ class StepReport:
     flops: float
     pool_bytes: int
     inspection: Inspection
+    collectives: tuple[Collective, ...] = ()
+    unintended: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What speaks against the pool being updated in place, by the module's text and by its memory."""
-        found = self.inspection.problems
+        """What speaks against the pool being updated in place, by the module's text and by its memory, and against
+        what the devices tell each other."""
+        found = (*self.inspection.problems, *self.unintended)
         if self.temp_bytes < self.pool_bytes:
             return found
         return (*found, f"temporaries of {self.temp_bytes} bytes have room for a pool array of {self.pool_bytes}")
@@ -65,19 +78,22 @@ class StepReport:
 
 def compile_step(job: Job, sizes: StepSizes) -> StepReport:
     """The report on one job. Errors of the compiler, such as too little memory, pass through."""
-    mesh = make_mesh(job.target.devices(), tensor=job.num_devices)
-    description = describe(job.model)
-    model = abstract_model(description, job.target.platform, sizes)
+    devices = job.target.devices()
+    mesh = make_mesh(devices, tensor=len(devices))
+    description, sharing = shared(describe(job.model), mesh)
+    model = abstract_model(description, job.target.platform, sizes, sharing)
     params = abstract_params(description.specs, description.config.dtype, mesh)
-    pool = formatted_pool(model, job.model.num_blocks, mesh)
-    step = jitted_step(job.step, model, jax.tree.map(lambda x: x.format, pool))
+    pool = formatted_pool(model, job.num_blocks, mesh)
+    arguments = ARGUMENTS[job.step](model, sizes, mesh)
+    step = jitted_step(job.step, model, row_major_over(mesh), pool)
     start = time.perf_counter()
-    lowered = step.lower(params, pool, *ARGUMENTS[job.step](model, sizes, mesh))
+    lowered = step.lower(params, pool, *arguments)
     lowered_at = time.perf_counter()
     compiled = lowered.compile()
     done = time.perf_counter()
     memory = compiled.memory_analysis()
     leaf_bytes = tuple(_device_bytes(leaf) for leaf in jax.tree.leaves(pool))
+    told, unintended = _told(compiled.as_text(), model, sizes, job.step, (params, pool))
     return StepReport(
         job=job,
         lower_seconds=lowered_at - start,
@@ -89,7 +105,25 @@ def compile_step(job: Job, sizes: StepSizes) -> StepReport:
         flops=(compiled.cost_analysis() or {}).get("flops", 0.0),
         pool_bytes=min(leaf_bytes),
         inspection=inspect_module(compiled.as_text(), PoolArrays(len(jax.tree.leaves(params)), leaf_bytes)),
+        collectives=told,
+        unintended=unintended,
     )
+
+
+def _told(text: str, model: Model, sizes: StepSizes, step: str, held) -> tuple[tuple, tuple]:
+    """What the devices tell each other, and what of it was not intended."""
+    found = tuple(collectives(parse_module(text)))
+    if model.mesh is None:
+        return found, tuple(f"{one}, on one device" for one in found)
+    whole = frozenset(tuple(sorted(leaf.shape)) for leaf in jax.tree.leaves(held) if len(leaf.shape) > 1)
+    config, embedding = model.config, _shared(held[0].embed)
+    tokens, layers = step_tokens(step, sizes), len(config.layers)
+    intended = Intended(tokens, layers, config.hidden_dim, whole, embedding, config.vocab_size)
+    return found, intended.problems(found)
+
+
+def _shared(leaf: jax.ShapeDtypeStruct) -> bool:
+    return leaf.sharding.shard_shape(leaf.shape) != leaf.shape
 
 
 def _device_bytes(leaf: jax.ShapeDtypeStruct) -> int:

@@ -57,12 +57,17 @@ class Module:
         return [shape for name in instruction.operands for shape in body[name].shapes]
 
 
+def array_dims(shape: str) -> tuple[int, ...]:
+    """The dimensions of `dtype[dims]`, a dynamic one at its bound."""
+    return tuple(int(size.removeprefix("<=")) for size in _ARRAY.match(shape).group(2).split(",") if size)
+
+
 def array_bytes(shape: str) -> int:
     """Bytes of `dtype[dims]`, without a layout's padding; a dynamic dimension counts at its bound."""
-    dtype, dims = _ARRAY.match(shape).groups()
+    dtype = _ARRAY.match(shape).group(1)
     width = re.search(r"\d+", dtype)
     bits = 8 if dtype == "pred" else int(width.group()) if width else 0
-    return math.prod(int(size.removeprefix("<=")) for size in dims.split(",") if size) * bits // 8
+    return math.prod(array_dims(shape)) * bits // 8
 
 
 def parse_module(text: str) -> Module:

@@ -2,25 +2,23 @@
 """Shapes to compile with: models from config dicts, and a step's arguments without a byte of data."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.sequence import SamplingState, SequenceState
-from metrale_jax.core.specs import ParamSpec
-from metrale_jax.models.decoder import DecoderParams, Model, make_model
+from metrale_jax.engine.warmup import abstract_params
+from metrale_jax.models.decoder import Model, Sharing, make_model
 from metrale_jax.models.family import Description
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.registry import family_for
-from metrale_jax.sharding.rules import named_sharding
-from metrale_jax.state.paged import logical_axes
 from metrale_jax.state.pool import Pool, abstract_pool
+from metrale_jax.steps.home import placed_as, row_major_over
 from metrale_jax.steps.serving import ChunkRows, DecodeRows
 
 # SmolLM2-135M's odd widths and tied embedding; few layers and a small vocabulary, which add compile time and no shape.
@@ -40,8 +38,8 @@ SMALL = MappingProxyType(
         "torch_dtype": "bfloat16",
     }
 )
-# The shapes of Llama 3.1 8B.
-EIGHT_B = MappingProxyType(
+# What the published checkpoints say of their shapes; Gemma's is the text part.
+LLAMA_8B = MappingProxyType(
     {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 4096,
@@ -65,10 +63,62 @@ EIGHT_B = MappingProxyType(
     }
 )
 
+QWEN3_8B = MappingProxyType(
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 40960,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+)
+QWEN3_32B = MappingProxyType(
+    {
+        **QWEN3_8B,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 64,
+    }
+)
+GEMMA3_27B = MappingProxyType(
+    {
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_theta": 1000000.0,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 262208,
+    }
+)
+
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model to compile: its config as a checkpoint spells it, and the blocks of its pool.
+    """A model to compile: its config as a checkpoint spells it, the blocks of its pool, and how many layers keep its
+    shape: a cut model has each kind of layer, and what is wrong with a step is wrong with it too.
 
     The pool has to be so large that no step's logits or weights have the size of one of its arrays.
     """
@@ -76,10 +126,27 @@ class ModelCase:
     name: str
     values: Mapping[str, Any]
     num_blocks: int
+    few_layers: int
+
+    def cut(self) -> "ModelCase":
+        """The model with few layers, and with a pool of the same bytes."""
+        layers = self.values["num_hidden_layers"]
+        few = min(self.few_layers, layers)
+        blocks = self.num_blocks * layers // few
+        return replace(self, values={**self.values, "num_hidden_layers": few}, num_blocks=blocks)
 
 
 MODELS: Mapping[str, ModelCase] = MappingProxyType(
-    {case.name: case for case in (ModelCase("small", SMALL, 16384), ModelCase("8b", EIGHT_B, 2048))}
+    {
+        case.name: case
+        for case in (
+            ModelCase("small", SMALL, 16384, 4),
+            ModelCase("llama-3.1-8b", LLAMA_8B, 2048, 4),
+            ModelCase("qwen3-8b", QWEN3_8B, 2048, 4),
+            ModelCase("qwen3-32b", QWEN3_32B, 2048, 4),
+            ModelCase("gemma-3-27b", GEMMA3_27B, 2048, 6),
+        )
+    }
 )
 
 
@@ -110,19 +177,18 @@ def describe(case: ModelCase) -> Description:
     return family.describe(RawConfig(case.values, family.defaults, f"aot model {case.name!r}"))
 
 
-def abstract_model(description: Description, platform: str, sizes: StepSizes) -> Model:
+def abstract_model(description: Description, platform: str, sizes: StepSizes, sharing: Sharing | None = None) -> Model:
     """The static half of a model whose keys and values have its weights' dtype."""
-    return make_model(description.config, platform, sizes.block_size, description.config.dtype)
+    return make_model(description.config, platform, sizes.block_size, description.config.dtype, sharing=sharing)
 
 
-def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh) -> DecoderParams:
-    """Shapes, dtypes and shardings of the params that `specs` describe."""
-
-    def leaf(spec: ParamSpec) -> jax.ShapeDtypeStruct:
-        sharding = named_sharding(spec.axes, spec.shape, mesh)
-        return jax.ShapeDtypeStruct(spec.shape, jnp.float32 if spec.keep_float32 else dtype, sharding=sharding)
-
-    return jax.tree.map(leaf, specs)
+def num_bytes(case: ModelCase) -> int:
+    """Bytes of a model's weights and pool on all devices together."""
+    description = describe(case)
+    leaves = jax.tree.leaves(abstract_params(description.specs, description.config.dtype))
+    layout = abstract_model(description, "cpu", StepSizes()).layout
+    blocks = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves) + case.num_blocks * blocks
 
 
 def formatted_pool(model: Model, num_blocks: int, mesh: Mesh) -> Pool:
@@ -131,13 +197,8 @@ def formatted_pool(model: Model, num_blocks: int, mesh: Mesh) -> Pool:
     A TPU's default layout puts the dimension that pads least last, for narrow heads the block's number; steps work on
     rows of heads, and each would begin and end with a copy of the pool into row-major order.
     """
-
-    def leaf(x: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> jax.ShapeDtypeStruct:
-        layout = Layout(tuple(range(x.ndim)))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=Format(layout, named_sharding(axes, x.shape, mesh)))
-
     pool = abstract_pool(model.layout, (num_blocks,) * len(model.layout.groups))
-    return Pool(tuple(jax.tree.map(leaf, kv, logical_axes(kv)) for kv in pool.groups))
+    return jax.tree.map(placed_as, pool, row_major_over(mesh).pool_formats(pool))
 
 
 def abstract_state(model: Model, num_sequences: int, sizes: StepSizes, mesh: Mesh) -> SequenceState:
@@ -199,6 +260,14 @@ def _advance(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
 ARGUMENTS: Mapping[str, Callable[[Model, StepSizes, Mesh], tuple]] = MappingProxyType(
     {"prefill": _prefill, "decode": _decode, "verify": _verify, "mixed": _mixed, "advance": _advance}
 )
+
+
+def step_tokens(step: str, sizes: StepSizes) -> int:
+    """Tokens that a step runs over the layers."""
+    decoding, chunk = sizes.num_sequences, sizes.chunk_tokens
+    return {"prefill": chunk, "decode": decoding, "verify": decoding * (sizes.num_drafts + 1)}.get(
+        step, decoding + chunk
+    )
 
 
 def _placed(shape: tuple[int, ...], dtype, mesh: Mesh) -> jax.ShapeDtypeStruct:

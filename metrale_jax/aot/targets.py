@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that steps are compiled for while none of them is attached.
+"""Machines that steps are compiled for while none of them is attached: so many devices of a chip.
 
 JAX asks the compilers of its GPU and TPU plugins for a topology's devices. No driver is touched. The process must
 run with `JAX_PLATFORMS=cpu` in its environment, or JAX would first look for the devices themselves.
@@ -13,90 +13,56 @@ from types import MappingProxyType
 import jax
 from jax.experimental import topologies
 
+from metrale_jax.aot.chips import CHIPS, Chip
 from metrale_jax.core.errors import ConfigError
 
-# XLA's GpuTargetConfigProto in text form: the chips' public figures.
-H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024  threads_per_warp: 32
-  shared_memory_per_block: 49152  shared_memory_per_core: 233472
-  threads_per_core_limit: 2048  core_count: 132  fpus_per_core: 128
-  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000  l2_cache_size: 52428800  clock_rate_ghz: 1.98
-  device_memory_size: 150000000000  shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536  registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 8 }
-runtime_version { major: 13 minor: 0 }
-device_description_str: "NVIDIA H200"
-"""
-B200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024  threads_per_warp: 32
-  shared_memory_per_block: 49152  shared_memory_per_core: 233472
-  threads_per_core_limit: 2048  core_count: 148  fpus_per_core: 128
-  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
-  memory_bandwidth: 8000000000000  l2_cache_size: 132644864  clock_rate_ghz: 1.965
-  device_memory_size: 191500000000  shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 10 }
-  registers_per_core_limit: 65536  registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 8 }
-runtime_version { major: 13 minor: 0 }
-device_description_str: "NVIDIA B200"
-"""
 PLUGINS: Mapping[str, str] = MappingProxyType({"cuda": "jax_cuda13_plugin", "tpu": "libtpu"})
+COUNTS = (1, 2, 4, 8)
+INSTALL = "pip install 'metrale-jax[aot]'"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A chip: `platform` as `pallas_kernels.dispatch` calls it, `topology` as its compiler does, memory of one device.
+    """`num_devices` of a chip in one machine."""
 
-    `description` is a GPU's target config in text form; a TPU's compiler knows its chips by topology.
-    """
+    chip: Chip
+    num_devices: int = 1
 
-    name: str
-    platform: str
-    topology: str
-    memory_gb: float
-    description: str = ""
+    @property
+    def name(self) -> str:
+        """`h200` for one device, `v6e-8` for eight."""
+        return self.chip.name if self.num_devices == 1 else f"{self.chip.name}-{self.num_devices}"
+
+    @property
+    def platform(self) -> str:
+        """As `pallas_kernels.dispatch` calls it."""
+        return self.chip.platform
 
     def devices(self) -> Sequence[jax.Device]:
         """Devices to compile for. Raises `ConfigError` if the platform's compiler is not installed."""
         if importlib.util.find_spec(PLUGINS[self.platform]) is None:
             raise ConfigError(
-                f"target {self.name!r} needs the {self.platform} compiler, which is not installed; run "
-                "`pip install 'metrale-jax[aot]'`."
+                f"target {self.name!r} needs the {self.platform} compiler, which is not installed; run `{INSTALL}`."
             )
-        facts = {"target_config": self.description, "topology": self.topology} if self.description else {}
+        description = self.chip.description
+        topology = next(name for count, name in self.chip.topologies.items() if count >= self.num_devices)
+        facts = {"target_config": description, "topology": topology} if description else {}
         try:
-            return topologies.get_topology_desc(platform=self.platform, topology_name=self.topology, **facts).devices
+            found = topologies.get_topology_desc(platform=self.platform, topology_name=topology, **facts)
         except NotImplementedError as error:
             raise ConfigError(
                 f"target {self.name!r}: JAX did not register the {self.platform} compiler ({error}); run with "
                 "JAX_PLATFORMS=cpu in the environment."
             ) from error
-
-
-TARGETS: Mapping[str, Target] = MappingProxyType(
-    {
-        target.name: target
-        for target in (
-            Target("h200", "cuda", "1x1x1", 141.0, H200),
-            Target("b200", "cuda", "1x1x1", 180.0, B200),
-            Target("v5e", "tpu", "v5e:2x2", 16.0),
-            Target("v6e", "tpu", "v6e:2x2", 32.0),
-            Target("v7x", "tpu", "tpu7x:2x2x1", 96.0),
-        )
-    }
-)
+        return found.devices[: self.num_devices]
 
 
 def target_for(name: str) -> Target:
     """The target of that name. Raises `ConfigError` with the list if it is unknown."""
-    if name not in TARGETS:
-        raise ConfigError(f"target {name!r} is unknown; use one of {sorted(TARGETS)}.")
-    return TARGETS[name]
+    chip, dash, count = name.partition("-")
+    if chip not in CHIPS or (dash and count not in map(str, COUNTS)):
+        sizes = ", ".join(f"-{count}" for count in COUNTS[1:])
+        raise ConfigError(
+            f"target {name!r} is unknown; use one of {sorted(CHIPS)}, with {sizes} after it for so many devices."
+        )
+    return Target(CHIPS[chip], int(count or 1))

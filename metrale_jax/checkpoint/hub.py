@@ -3,7 +3,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -23,13 +23,14 @@ def resolve_model(
     cache_dir: Path,
     aliases: Mapping[str, PackagedModel] = ALIASES,
     progress: Progress | None = None,
+    wanted: Sequence[str] = _WANTED,
 ) -> Path:
     """The local path of a model: a `.gguf` or `.safetensors` file, or a directory of safetensors.
 
     `name` is, in this order of trial, an alias of a packaged model, an existing path (a directory that holds one GGUF
     and no safetensors stands for that file), or a Hub id `org/name`, which is downloaded into the Hub library's own
     cache under that library's own settings, offline mode among them. `cache_dir` takes packaged models that come in
-    parts. `ModelNotFoundError` says what was tried.
+    parts; of a Hub id, the files that match `wanted` are fetched. `ModelNotFoundError` says what was tried.
     """
     if name in aliases:
         return packaged_file(name, aliases[name], cache_dir, progress)
@@ -43,7 +44,7 @@ def resolve_model(
             f"model={name!r} is a {path.suffix or 'plain'} file. Give a .gguf or .safetensors file or a directory."
         )
     if _HUB_ID.fullmatch(name) and path.suffix not in (".gguf", ".safetensors"):
-        return _from_hub(name)
+        return _from_hub(name, wanted)
     raise ModelNotFoundError(
         f"model={name!r} is no alias ({', '.join(sorted(aliases))}), no path here and no Hub id of the form org/name. "
         "Give one of these."
@@ -62,7 +63,7 @@ def _lone_gguf(directory: Path) -> Path | None:
     return ggufs[0]
 
 
-def _from_hub(repo_id: str) -> Path:
+def _from_hub(repo_id: str, wanted: Sequence[str]) -> Path:
     try:
         from huggingface_hub import HfApi, constants, errors, snapshot_download
     except ImportError as error:
@@ -79,7 +80,7 @@ def _from_hub(repo_id: str) -> Path:
             snapshot_download(
                 repo_id,
                 etag_timeout=_ANSWER_SECONDS,
-                allow_patterns=_WANTED,
+                allow_patterns=list(wanted),
                 ignore_patterns=_UNWANTED,
                 local_files_only=cached_only,
             )

@@ -28,12 +28,22 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One of the projections that a parameter's rows fuse: `units` that no shard may cut (heads, channels), each of
+    `width` rows."""
+
+    units: int
+    width: int
+
+
+@dataclass(frozen=True)
 class ParamSpec:
     """Shape, logical axes and origin of one parameter. A leaf of a tree of specs that mirrors the params.
 
     `axes` names each dimension (see `sharding/axes.py`); `sources` are the checkpoint tensors that `transform` (a
     pure numpy function of as many arrays) turns into an array of `shape`. `keep_float32` exempts the parameter from
-    the run's dtype.
+    the run's dtype. `parts` says what the rows of a fused projection are, in order, so that `sharding.fused` can lay
+    them out by shard; `()` is for rows that may be cut anywhere.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +51,7 @@ class ParamSpec:
     sources: tuple[Source, ...]
     transform: Transform = identity
     keep_float32: bool = False
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self):
         assert len(self.shape) == len(self.axes), (

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from metrale_jax.core.specs import ParamSpec
 from metrale_jax.engine.buckets import Advance, ShapePlan, make_shape_plan
@@ -17,6 +18,7 @@ from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import MAX_LOGPROBS
 from metrale_jax.sampling.rows import sampling_state
+from metrale_jax.sharding.rules import named_sharding
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.serving import DrawRows
 
@@ -56,11 +58,13 @@ SHORT_PROMPT = 32
 Program = Advance | Draw | Pick | Score | Copy
 
 
-def abstract_params(specs: DecoderParams, dtype: str) -> DecoderParams:
-    """Shapes and dtypes of the params that `load_params` will make."""
+def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh | None = None) -> DecoderParams:
+    """Shapes, dtypes and on a mesh shardings of the params that `load_params` will make."""
 
     def leaf(spec: ParamSpec) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(spec.shape, jnp.float32 if spec.keep_float32 else jnp.dtype(dtype))
+        sharding = None if mesh is None else named_sharding(spec.axes, spec.shape, mesh)
+        kept = jnp.float32 if spec.keep_float32 else jnp.dtype(dtype)
+        return jax.ShapeDtypeStruct(spec.shape, kept, sharding=sharding)
 
     return jax.tree.map(leaf, specs)
 

@@ -22,12 +22,18 @@ from pallas_kernels.paged_attention.op import AttentionParams, decode_attention,
 @dataclass(frozen=True)
 class Placement:
     """Static facts of where a layer runs: its group of the pool, the norm's epsilon, the platform lowered for, and the
-    implementation of paged attention."""
+    implementation of paged attention.
+
+    `axis` names the mesh axis whose devices share the layer's heads and channels, `norm_axis` the same where one norm
+    is over all heads; both are empty where one device has all.
+    """
 
     group: int
     norm_eps: float
     platform: str
     attention: str = "auto"
+    axis: str = ""
+    norm_axis: str = ""
 
 
 @struct.dataclass
@@ -61,8 +67,8 @@ def attention(
     with jax.named_scope("qkv"):
         packed = linear(x, params.qkv)
         q, k, v = jnp.split(packed, [heads * width, (heads + kv_heads) * width], axis=-1)
-        q = _head_norm(q, params.q_norm, heads, place.norm_eps)
-        k = _head_norm(k, params.k_norm, kv_heads, place.norm_eps)
+        q = _head_norm(q, params.q_norm, heads, place)
+        k = _head_norm(k, params.k_norm, kv_heads, place)
         q, k = apply_rope(q, *tables), apply_rope(k, *tables)
     with jax.named_scope("append"):
         v = v.reshape(tokens, kv_heads, width)
@@ -70,13 +76,14 @@ def attention(
     with jax.named_scope("attend"):
         mixed = _attend_segments(q, config, batch, kv, layer, place)
     with jax.named_scope("out"):
-        return linear(mixed.reshape(tokens, heads * width), params.out), kv
+        return linear(mixed.reshape(tokens, heads * width), params.out, place.axis), kv
 
 
-def _head_norm(x, weight, heads, eps):
+def _head_norm(x, weight, heads, place):
+    eps = place.norm_eps
     over_heads = not isinstance(weight, tuple) and weight.shape[0] == x.shape[-1]
     if over_heads:
-        x = rms_norm(x, weight, eps)
+        x = rms_norm(x, weight, eps, place.norm_axis)
     x = x.reshape(x.shape[0], heads, -1)
     return x if over_heads else rms_norm(x, weight, eps)
 

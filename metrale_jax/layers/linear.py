@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from metrale_jax.layers.parallel import summed
 from pallas_kernels.dispatch import by_platform
 
 # Rows up to which XLA's CPU kernels are quicker with the weight as their left operand.
@@ -26,9 +27,15 @@ class Linear:
     bias: Any = ()
 
 
-def linear(x: Float[Array, "T D"], w: Linear) -> Float[Array, "T F"]:
-    """`x @ weight.T + bias`, accumulated in float32, in x's dtype."""
-    return project(x, w).astype(x.dtype)
+def linear(x: Float[Array, "T D"], w: Linear, axis: str = "") -> Float[Array, "T F"]:
+    """`x @ weight.T + bias`, accumulated in float32, in x's dtype.
+
+    With `axis`, each of its devices has some of x's columns and of the weight's, and the products are summed over it.
+    """
+    if not axis:
+        return project(x, w).astype(x.dtype)
+    out = summed(project(x, Linear(w.weight)).astype(x.dtype), axis)
+    return out if isinstance(w.bias, tuple) else out + w.bias.astype(x.dtype)
 
 
 def project(x: Float[Array, "T D"], w: Linear) -> Float[Array, "T F"]:

@@ -30,8 +30,11 @@ class MlpParams:
     down: Any
 
 
-def mlp(x: Float[Array, "T D"], params: MlpParams, activation: str) -> Float[Array, "T D"]:
-    """`down(activation(gate(x)) * up(x))`; the activation runs in float32."""
+def mlp(x: Float[Array, "T D"], params: MlpParams, activation: str, axis: str = "") -> Float[Array, "T D"]:
+    """`down(activation(gate(x)) * up(x))`; the activation runs in float32.
+
+    With `axis`, each of its devices has some of the `F` channels.
+    """
     gate, up = jnp.split(linear(x, params.gate_up), 2, axis=-1)
     hidden = ACTIVATIONS[activation](gate.astype(jnp.float32)).astype(x.dtype) * up
-    return linear(hidden, params.down)
+    return linear(hidden, params.down, axis)

@@ -8,10 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def rms_norm(x: Float[Array, "*rows D"], weight: Any, eps: float) -> Float[Array, "*rows D"]:
-    """`x / sqrt(mean(x^2) + eps) * weight` in float32, in x's dtype. A weight of `()` is an absent norm: x itself."""
+def rms_norm(x: Float[Array, "*rows D"], weight: Any, eps: float, axis: str = "") -> Float[Array, "*rows D"]:
+    """`x / sqrt(mean(x^2) + eps) * weight` in float32, in x's dtype. A weight of `()` is an absent norm: x itself.
+
+    With `axis`, each of its devices has as many of the columns, and the mean is over all of them.
+    """
     if isinstance(weight, tuple):
         return x
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    mean = jax.lax.pmean(mean, axis) if axis else mean
+    scale = jax.lax.rsqrt(mean + eps)
     return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metrale_jax.core.config import AttentionConfig, LayerConfig, ModelConfig
-from metrale_jax.core.specs import ParamSpec, Source, Transform, identity, stacked_rows
+from metrale_jax.core.specs import ParamSpec, Part, Source, Transform, identity, stacked_rows
 from metrale_jax.layers.attention import AttentionLayerParams
 from metrale_jax.layers.linear import Linear
 from metrale_jax.layers.mlp import MlpParams
@@ -72,39 +72,50 @@ def _norm(name: str, width: int, names: DecoderNames) -> ParamSpec:
 
 
 def _attention(width: int, layer: AttentionConfig, names: DecoderNames, prefix: str) -> AttentionLayerParams:
-    query, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    qkv = _linear(prefix, names.qkv, (query, kv, kv), width, names.qkv_bias, (axes.QKV, axes.HIDDEN))
-    out = _linear(prefix, ("self_attn.o_proj",), (width,), query, names.out_bias, (axes.HIDDEN, axes.HEADS))
+    query, kv = Part(layer.num_heads, layer.head_dim), Part(layer.num_kv_heads, layer.head_dim)
+    qkv = _fused(prefix, names.qkv, (query, kv, kv), width, names.qkv_bias, (axes.QKV, axes.HIDDEN))
+    columns = query.units * query.width
+    out = _linear(prefix, "self_attn.o_proj", width, columns, names.out_bias, (axes.HIDDEN, axes.HEADS))
     if names.qk_norm == "none":
         return AttentionLayerParams(qkv, out)
-    widths = (query, kv) if names.qk_norm == "full" else (layer.head_dim, layer.head_dim)
+    over_heads = names.qk_norm == "full"
     q_norm, k_norm = (
         ParamSpec(
-            (size,),
-            (axes.HEAD_DIM,),
+            (size := part.units * part.width if over_heads else part.width,),
+            (axis if over_heads else axes.HEAD_DIM,),
             (Source(f"{prefix}self_attn.{name}.weight", (size,)),),
             names.norm_transform,
             keep_float32=True,
+            parts=(part,) if over_heads else (),
         )
-        for name, size in zip(("q_norm", "k_norm"), widths, strict=True)
+        for name, part, axis in (("q_norm", query, axes.HEADS), ("k_norm", kv, axes.KV_HEADS))
     )
     return AttentionLayerParams(qkv, out, q_norm, k_norm)
 
 
 def _mlp(width: int, hidden: int, names: DecoderNames, prefix: str) -> MlpParams:
     return MlpParams(
-        gate_up=_linear(prefix, names.gate_up, (hidden, hidden), width, names.mlp_bias, (axes.GATE_UP, axes.HIDDEN)),
-        down=_linear(prefix, ("mlp.down_proj",), (width,), hidden, names.mlp_bias, (axes.HIDDEN, axes.FFN)),
+        gate_up=_fused(
+            prefix, names.gate_up, (Part(hidden, 1),) * 2, width, names.mlp_bias, (axes.GATE_UP, axes.HIDDEN)
+        ),
+        down=_linear(prefix, "mlp.down_proj", width, hidden, names.mlp_bias, (axes.HIDDEN, axes.FFN)),
     )
 
 
-def _linear(prefix, modules, rows, width, bias, logical) -> Linear:
+def _fused(prefix, modules, parts, width, bias, logical) -> Linear:
+    rows = tuple(part.units * part.width for part in parts)
     total = sum(rows)
-    parts = rows if len(modules) > 1 else (total,)
-    named = list(zip(modules, parts, strict=True))
+    named = list(zip(modules, rows if len(modules) > 1 else (total,), strict=True))
     weight = tuple(Source(f"{prefix}{module}.weight", (size, width)) for module, size in named)
     biases = tuple(Source(f"{prefix}{module}.bias", (size,)) for module, size in named)
     return Linear(
-        weight=ParamSpec((total, width), logical, weight, stacked_rows),
-        bias=ParamSpec((total,), logical[:1], biases, stacked_rows) if bias else (),
+        weight=ParamSpec((total, width), logical, weight, stacked_rows, parts=parts),
+        bias=ParamSpec((total,), logical[:1], biases, stacked_rows, parts=parts) if bias else (),
+    )
+
+
+def _linear(prefix, module, rows, columns, bias, logical) -> Linear:
+    return Linear(
+        weight=ParamSpec((rows, columns), logical, (Source(f"{prefix}{module}.weight", (rows, columns)),)),
+        bias=ParamSpec((rows,), logical[:1], (Source(f"{prefix}{module}.bias", (rows,)),)) if bias else (),
     )

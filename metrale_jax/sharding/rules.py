@@ -24,8 +24,8 @@ RULES: Mapping[str, str | None] = MappingProxyType(
         axes.BLOCKS: None,
         axes.BLOCK_TOKENS: None,
         axes.EXPERTS: "expert",
-        axes.QKV: None,
-        axes.GATE_UP: None,
+        axes.QKV: "tensor",
+        axes.GATE_UP: "tensor",
     }
 )
 
@@ -57,6 +57,11 @@ def partition_spec(logical: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh)
             )
         placed.append(target if fits else None)
     return PartitionSpec(*placed)
+
+
+def tensor_size(mesh: Mesh | None) -> int:
+    """Devices that share each layer; 1 without a mesh."""
+    return 1 if mesh is None else mesh.shape["tensor"]
 
 
 def named_sharding(logical: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import Mesh
 
+from metrale_jax.sharding.rules import partition_spec
 from metrale_jax.state import paged
 from metrale_jax.state.paged import PagedKv, PagedKvSpec
 
@@ -62,6 +64,15 @@ def abstract_pool(layout: PoolLayout, num_blocks: tuple[int, ...]) -> Pool:
             for g, spec in enumerate(layout.groups)
         )
     )
+
+
+def pool_specs(pool: Pool, mesh: Mesh) -> Pool:
+    """Where each array of a pool lies on `mesh`: a tree of `PartitionSpec`."""
+
+    def placed(leaf, axes):
+        return partition_spec(axes, leaf.shape, mesh)
+
+    return Pool(tuple(jax.tree.map(placed, kv, paged.logical_axes(kv)) for kv in pool.groups))
 
 
 def zeros(spec: jax.ShapeDtypeStruct) -> jax.Array:

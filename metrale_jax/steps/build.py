@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.experimental.layout import Format, Layout
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding
 
 from metrale_jax.models.decoder import Model
 from metrale_jax.state.pool import Pool, abstract_pool, copy_blocks, make_pool, zeros
 from metrale_jax.steps.decode import decode
+from metrale_jax.steps.home import Home, placed_as
 from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
 from metrale_jax.steps.prompt_scores import prompt_logprobs
@@ -48,50 +48,59 @@ UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
 )
 
 
-def jitted_step(name: str, model: Model, pool_formats: Pool | None = None, **static) -> Any:
+def jitted_step(name: str, model: Model, home: Home | None = None, pool: Pool | None = None, **static) -> Any:
     """The jitted step `name` of `STEPS` for one model, its pool donated; takes (params, pool, state, ...).
 
-    `pool_formats` is a pool of `Format`s: the layout and sharding that the pool arrives and leaves in. Without it the
-    pool leaves in the backend's default layout, which on a TPU need not be the one that the step works in.
+    `pool` gives the shapes of the pool, which arrives and leaves as it lies in `home`. Without them it leaves in the
+    backend's default layout, which on a TPU need not be the one that the step works in.
     """
     function, pool_argument, num_results = STEPS[name]
     bound = partial(function, model, **static)
-    if pool_formats is None:
+    if home is None:
         return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True)
-    results = (pool_formats, *[None] * (num_results - 1))
+    results = (home.pool_formats(pool), *[_whole(home)] * (num_results - 1))
     return jax.jit(bound, donate_argnums=pool_argument, keep_unused=True, out_shardings=results)
 
 
-def row_major(device: jax.Device) -> Callable[[Any], Format]:
-    """The format of a pool array on `device`, as a function of the array: rows of heads lie as the steps work on them.
+def _whole(home: Home | None) -> Sharding | None:
+    """The sharding of results that each device of a mesh has alike; None, which leaves it open, for one device."""
+    return None if home is None or home.mesh is None else home.everywhere
 
-    A TPU's default layout puts the dimension that pads least last, and each step would begin and end with a copy.
-    """
-    return lambda leaf: Format(Layout(tuple(range(leaf.ndim))), SingleDeviceSharding(device))
+
+def nothing_ready(key: str) -> None:
+    """No program: all are compiled here."""
 
 
 class Steps:
     """Executables of one model, made on demand and kept. Safe to ask from several threads.
 
-    `pool_format` gives the format of each pool array, which then arrives and leaves in it; None leaves it to the
-    backend. `num_compiles` counts the executables made so far. Each is compiled inside the context `on_compile(name)`,
-    which may be set at any time; several threads may be in one at once.
+    Their arrays are at `home`; None leaves that to the backend. `num_compiles` counts the executables compiled so far.
+    Each is compiled inside the context `on_compile(name)`; several threads may be in one at once. `ready(key)` gives a
+    program that was compiled elsewhere (see `aot.archive`), or None. Both may be set at any time.
     """
 
     def __init__(
         self,
         model: Model,
-        pool_format: Callable[[Any], Format] | None = None,
+        home: Home | None = None,
         on_compile: Callable[[str], AbstractContextManager] = nullcontext,
     ):
-        self.model, self.pool_format, self.on_compile = model, pool_format, on_compile
+        self.model, self.home, self.on_compile = model, home, on_compile
+        self.ready: Callable[[str], Callable | None] = nothing_ready
         self._made: dict[tuple, Future] = {}
+        self._num_compiles = 0
         self._lock, self._tracing = Lock(), Lock()
 
     @property
     def num_compiles(self) -> int:
         """How many executables have been compiled."""
-        return len(self._made)
+        return self._num_compiles
+
+    def programs(self) -> dict[str, Any]:
+        """Every executable made so far, by the key that `ready` is asked for."""
+        with self._lock:
+            made = dict(self._made)
+        return {key_text(key): future.result() for key, future in made.items()}
 
     def run(self, name: str, *arguments, **static) -> Any:
         """The result of a step, or of an upkeep function, on these arguments; compiles it if the shape is new."""
@@ -110,13 +119,7 @@ class Steps:
                 future = self._made[key] = Future()
         if mine:
             try:
-                # One at a time: what is traced for one program may be reused by the next, and a program's text, which
-                # compiled ones are found again by, must not depend on who traced first.
-                with self.on_compile(name):
-                    with self._tracing:
-                        lowered = self._jitted(name, arguments, static).lower(*arguments)
-                    compiled = lowered.compile()
-                future.set_result(compiled)
+                future.set_result(self.ready(key_text(key)) or self._compiled(name, arguments, static))
             except BaseException as error:
                 with self._lock:
                     del self._made[key]
@@ -124,29 +127,47 @@ class Steps:
                 raise
         return future.result()
 
+    def _compiled(self, name, arguments, static):
+        # Traced one at a time: what is traced for one program may be reused by the next, and a program's text, which
+        # compiled ones are found again by, must not depend on who traced first.
+        with self.on_compile(name):
+            with self._tracing:
+                lowered = self._jitted(name, arguments, static).lower(*self._settled(arguments))
+            compiled = lowered.compile()
+        with self._lock:
+            self._num_compiles += 1
+        return compiled
+
     def make_pool(self, num_blocks: tuple[int, ...], fill: Callable = zeros) -> Pool:
-        """A fresh pool of `num_blocks[g]` blocks in group g, in the format of these steps."""
+        """A fresh pool of `num_blocks[g]` blocks in group g, at the home of these steps."""
+        ready = self.ready(pool_key(num_blocks)) if fill is zeros else None
+        return (ready or self.pool_program(num_blocks, fill))()
+
+    def pool_program(self, num_blocks: tuple[int, ...], fill: Callable = zeros) -> Callable:
+        """The jitted program that makes a pool; takes nothing."""
         # Made where it stays: a pool that was moved would be there twice for a moment.
         formats = self._formats(abstract_pool(self.model.layout, num_blocks))
-        return jax.jit(partial(make_pool, self.model.layout, num_blocks, fill), out_shardings=formats)()
+        return jax.jit(partial(make_pool, self.model.layout, num_blocks, fill), out_shardings=formats)
 
     def abstract_pool(self, num_blocks: tuple[int, ...]) -> Pool:
         """Shapes and formats of what `make_pool` makes."""
         pool = abstract_pool(self.model.layout, num_blocks)
-        if self.pool_format is None:
-            return pool
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.pool_format(x)), pool)
+        return pool if self.home is None else jax.tree.map(placed_as, pool, self._formats(pool))
 
     def _formats(self, pool):
-        return None if self.pool_format is None else jax.tree.map(self.pool_format, pool)
+        return None if self.home is None else self.home.pool_formats(pool)
+
+    def _settled(self, arguments):
+        return arguments if self.home is None else self.home.settled(arguments)
 
     def _jitted(self, name, arguments, static):
         if name in STEPS:
-            return jitted_step(name, self.model, self._formats(arguments[1]), **static)
+            return jitted_step(name, self.model, self.home, arguments[1], **static)
+        whole = _whole(self.home)
         if name in HEADS:
-            return jax.jit(partial(HEADS[name], self.model, **static))
+            return jax.jit(partial(HEADS[name], self.model, **static), out_shardings=whole)
         function, donated = UPKEEP[name]
-        formats = self._formats(arguments[0]) if donated else None
+        formats = self._formats(arguments[0]) if donated else whole
         return jax.jit(function, donate_argnums=donated, out_shardings=formats)
 
     def _shape_key(self, name, arguments):
@@ -155,3 +176,13 @@ class Steps:
         varying = arguments if name in UPKEEP else arguments[1:]
         leaves, tree = jax.tree.flatten(varying)
         return (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def key_text(key: tuple) -> str:
+    """The key of an executable as text that is the same in every process."""
+    return repr(key)
+
+
+def pool_key(num_blocks: tuple[int, ...]) -> str:
+    """The key of the program that makes a pool."""
+    return key_text(("make_pool", num_blocks))

@@ -7,23 +7,27 @@ import math
 import jax
 import pytest
 
+from metrale_jax.aot.chips import Chip
 from metrale_jax.aot.compile_steps import Job, compile_step
 from metrale_jax.aot.shapes import (
     SMALL,
     ModelCase,
     StepSizes,
     abstract_model,
-    abstract_params,
     abstract_state,
     describe,
     formatted_pool,
     model_for,
 )
 from metrale_jax.aot.targets import Target
+from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.sharding.rules import make_mesh
 
 SIZES = StepSizes(num_sequences=4, table_width=4, num_drafts=1)
-TINY = ModelCase("tiny", {**SMALL, "num_hidden_layers": 2, "vocab_size": 512, "torch_dtype": "float32"}, 1024)
+TINY = ModelCase("tiny", {**SMALL, "num_hidden_layers": 2, "vocab_size": 512, "torch_dtype": "float32"}, 1024, 2)
+
+
+HERE = Chip("here", "cpu", "cpu", 10**9, 1.0, 1.0, 1.0, 1.0, {})
 
 
 class AttachedCpu(Target):
@@ -33,7 +37,7 @@ class AttachedCpu(Target):
 
 @pytest.fixture(scope="module")
 def report():
-    return compile_step(Job(AttachedCpu("here", "cpu", "", 1.0), TINY, "verify"), SIZES)
+    return compile_step(Job(AttachedCpu(HERE), TINY, "verify"), SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def test_temporaries_with_room_for_a_pool_array_are_a_problem(report):
 
 
 def test_the_8b_model_has_eight_billion_parameters_in_bfloat16(mesh):
-    description = describe(model_for("8b"))
+    description = describe(model_for("llama-3.1-8b"))
     params = abstract_params(description.specs, description.config.dtype, mesh)
     assert 8.0e9 < sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) < 8.1e9
     assert params.layers[0].mlp.down.weight.dtype == "bfloat16"

@@ -5,26 +5,46 @@ import importlib.util
 
 import pytest
 
-from metrale_jax.aot.__main__ import main
-from metrale_jax.aot.targets import PLUGINS, TARGETS, target_for
+from metrale_jax.aot.__main__ import main, roomy
+from metrale_jax.aot.chips import CHIPS
+from metrale_jax.aot.shapes import model_for
+from metrale_jax.aot.targets import PLUGINS, target_for
 from metrale_jax.core.errors import ConfigError
 from pallas_kernels.dispatch import PLATFORMS
 
 
-def test_an_unknown_target_is_answered_with_the_list():
-    with pytest.raises(ConfigError, match=r"'h300' is unknown; use one of \['b200', 'h200', 'v5e', 'v6e', 'v7x'\]"):
-        target_for("h300")
+@pytest.mark.parametrize("name", ["h300", "h200-3", "v6e-", "v6e-8-8", "-8", ""])
+def test_an_unknown_target_is_answered_with_the_list(name):
+    with pytest.raises(ConfigError, match=rf"'{name}' is unknown; use one of \['b200', 'h200', 'v5e', 'v6e', 'v7x'\]"):
+        target_for(name)
 
 
-@pytest.mark.parametrize("name", sorted(TARGETS))
-def test_every_target_has_a_platform_that_kernels_know(name):
-    target = target_for(name)
-    assert target.name == name
-    assert target.platform in PLATFORMS and target.platform in PLUGINS
-    assert (target.platform == "cuda") == bool(target.description)
+@pytest.mark.parametrize("name", sorted(CHIPS))
+def test_every_chip_has_a_platform_that_kernels_know_and_figures(name):
+    chip = CHIPS[name]
+    assert chip.name == name
+    assert chip.platform in PLATFORMS and chip.platform in PLUGINS
+    assert (chip.platform == "cuda") == bool(chip.description)
+    assert max(chip.topologies) == 8
+    assert 0 < chip.usable_memory < chip.memory
+    # Bytes that one FLOP's time moves: thinner for arithmetic than for memory, and for memory than for links.
+    assert chip.flops > chip.bandwidth > chip.link_bandwidth > 0
 
 
-@pytest.mark.parametrize("name", ["h200", "v6e"])
+def test_a_target_is_so_many_devices_of_a_chip():
+    assert (target_for("v6e-8").chip.name, target_for("v6e-8").num_devices) == ("v6e", 8)
+    assert [target_for(name).name for name in ("h200", "h200-1", "h200-4")] == ["h200", "h200", "h200-4"]
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "devices"),
+    [("h200", "qwen3-32b", 1), ("v5e", "llama-3.1-8b", 2), ("v6e", "qwen3-32b", 4), ("v5e-8", "small", 8)],
+)
+def test_a_model_that_one_device_lacks_room_for_is_shared(target, model, devices):
+    assert roomy(target_for(target), model_for(model)).num_devices == devices
+
+
+@pytest.mark.parametrize("name", ["h200", "v6e-8"])
 def test_a_compiler_that_is_not_installed_is_named_with_its_install_line(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     with pytest.raises(ConfigError, match=rf"target '{name}' needs the \w+ compiler.*pip install 'metrale-jax\[aot\]'"):

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The least time that a step can take on a chip, by what it has to compute, read and send (Williams et al. 2009).
+
+Counted are the matrix products, the weights and the keys and values that a step reads, and the sums over devices.
+Activations, which are small beside them, and the latency of launches and links are not: a real step takes longer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import jax
+import jax.numpy as jnp
+
+from metrale_jax.aot.budget import device_bytes
+from metrale_jax.aot.chips import Chip
+from metrale_jax.models.decoder import DecoderParams, Model
+from metrale_jax.sharding.rules import tensor_size
+from metrale_jax.state import paged
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one device does in a step of `num_tokens` tokens."""
+
+    num_tokens: int
+    flops: float
+    weight_bytes: float
+    kv_bytes: float
+    link_bytes: float
+
+    def seconds_by(self, chip: Chip) -> Mapping[str, float]:
+        """Seconds that each limit alone would ask for."""
+        return {
+            "weights bandwidth": self.weight_bytes / chip.bandwidth,
+            "KV bandwidth": self.kv_bytes / chip.bandwidth,
+            "compute": self.flops / chip.flops,
+            "interconnect": self.link_bytes / chip.link_bandwidth if self.link_bytes else 0.0,
+        }
+
+    def seconds(self, chip: Chip) -> float:
+        """The least time: computing goes on beside reading, sending follows both."""
+        by = self.seconds_by(chip)
+        return max(by["compute"], by["weights bandwidth"] + by["KV bandwidth"]) + by["interconnect"]
+
+    def limit(self, chip: Chip) -> str:
+        """The limit that asks for most."""
+        by = self.seconds_by(chip)
+        return max(by, key=lambda name: by[name])
+
+
+def decode_work(model: Model, params: DecoderParams, num_sequences: int, context: int) -> Work:
+    """A token more for each of so many sequences of `context` tokens."""
+    return _work(model, params, num_sequences, num_sequences, [context] * num_sequences, num_sequences)
+
+
+def prefill_work(model: Model, params: DecoderParams, num_tokens: int, past: int) -> Work:
+    """So many prompt tokens of one sequence after `past` others, and a token drawn."""
+    seen = [past + index + 1 for index in range(num_tokens)]
+    return _work(model, params, num_tokens, 1, seen, 1)
+
+
+def _work(model: Model, params: DecoderParams, tokens: int, rows: int, seen: list[int], sequences: int) -> Work:
+    """`seen[i]` positions are looked at by token i, and `rows` tokens want logits."""
+    size, config, layout = tensor_size(model.mesh), model.config, model.layout
+    tied = isinstance(params.head, tuple)
+    head = params.embed if tied else params.head
+    matrices = [leaf for leaf in jax.tree.leaves(params.layers) if len(leaf.shape) == 2]
+    width = jnp.dtype(params.embed.dtype).itemsize
+    products = 2 * tokens * _elements(matrices) + 2 * rows * _elements([head])
+    attended, read = 0, 0
+    longest = max(seen) if sequences == 1 else None
+    for number, layer in enumerate(config.layers):
+        attention, spec = layer.attention, layout.groups[layout.placement[number][0]]
+        looked = [min(count, attention.window) if attention.window else count for count in seen]
+        attended += 4 * attention.num_heads * attention.head_dim * sum(looked) // size
+        # A chunk reads its past once, and what a window hides from all of it not at all.
+        span = sum(looked) if longest is None else min(longest, (attention.window or longest) + tokens - 1)
+        read += span * paged.bytes_per_block(spec, 1, layout.block_size) / layout.block_size / size
+    sums = 2 * len(config.layers) + (_elements([params.embed]) < prod(params.embed.shape))
+    ring = (size - 1) / size
+    link = ring * (2 * sums * tokens * config.hidden_dim * width + rows * config.vocab_size * 4)
+    weights = sum(map(device_bytes, jax.tree.leaves(params.layers))) + device_bytes(head)
+    return Work(
+        num_tokens=tokens,
+        flops=products + attended,
+        weight_bytes=weights + (0 if tied else tokens * config.hidden_dim * width),
+        kv_bytes=read,
+        link_bytes=link,
+    )
+
+
+def _elements(leaves) -> int:
+    """Elements that one device holds."""
+    return sum(device_bytes(leaf) // jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
