@@ -20,13 +20,13 @@ import jax
 from benchmarks.static.gates import problems
 from benchmarks.static.readers import READERS
 from benchmarks.static.rows import ROWS, Row, rows_of
-from metrale_jax.aot.targets import PLUGINS, TARGETS, Target, target_for
+from metrale_jax.aot.targets import PLUGINS, Target, target_for
 from metrale_jax.core.errors import MetraleError
 from pallas_kernels.dispatch import imported
 
 HERE = Path(__file__).parent
 # Kernels of one platform differ little from chip to chip: the quick rows are compiled for one of each.
-QUICK_TARGETS = ("h200", "v6e")
+TARGETS, QUICK_TARGETS = ("h200", "b200", "v5e", "v6e", "v7x"), ("h200", "v6e")
 COLUMNS = (
     *("kernels", "registers", "spill_bytes", "shared_bytes", "blocks", "matrix_ops", "wide_share"),
     *("vmem_bytes", "bytes_ratio", "layout_ratio"),

@@ -186,12 +186,16 @@ def _cuda_sizes(*widths: int, **more: Any) -> Sizes:
     return replace(sizes, num_blocks=next_power_of_two(ceil_div((1 << 32) + 1, in_a_block)))
 
 
+# A past beyond the first split is shared by programs, and a second kernel weighs the splits together.
+SPLIT = MappingProxyType({"min_blocks": 2, "max_kernels": 2})
+
+
 def _cuda_rows() -> Iterator[Row]:
     """Every format at every head width, and what else changes a kernel's code at the usual width."""
     for widths in HEAD_DIMS:
         for dtype, kv_format in COMMON_FORMATS:
             quick = (dtype, kv_format) == USUAL or widths == (128, 128)
-            decode = Row("decode", "triton", "cuda", dtype, kv_format, _cuda_sizes(*widths), quick, min_blocks=2)
+            decode = Row("decode", "triton", "cuda", dtype, kv_format, _cuda_sizes(*widths), quick, **SPLIT)
             yield decode
             prefill = _cuda_sizes(*widths, num_sequences=4, query_len=2048)
             # The other kernel fills the step with zeros.
@@ -201,13 +205,14 @@ def _cuda_rows() -> Iterator[Row]:
         {"query_len": 16, "tree": True},
         {"window": 1024, "softcap": 30.0, "sinks": True},
         {"block_size": 256, "table_width": 16},
+        {"num_heads": 9, "num_kv_heads": 3},
+        {"num_sequences": 1, "table_width": 2048},
     ):
-        yield Row("decode", "triton", "cuda", *USUAL, _cuda_sizes(128, 128, **more), True, min_blocks=2)
-    # Pasts are split where programs are few, and a second kernel weighs the splits together.
-    for more in ({"num_heads": 9, "num_kv_heads": 3}, {"num_sequences": 1, "table_width": 2048}):
-        yield Row("decode", "triton", "cuda", *USUAL, _cuda_sizes(128, 128, **more), True, min_blocks=2, max_kernels=2)
+        yield Row("decode", "triton", "cuda", *USUAL, _cuda_sizes(128, 128, **more), True, **SPLIT)
+    short = _cuda_sizes(128, 128, table_width=32)
+    yield Row("decode", "triton", "cuda", *USUAL, short, True, min_blocks=2)
     per_head = _cuda_sizes(128, 128, scale_per_head=True)
-    yield Row("decode", "triton", "cuda", "bfloat16", "int8", per_head, True, min_blocks=2)
+    yield Row("decode", "triton", "cuda", "bfloat16", "int8", per_head, True, **SPLIT)
     for dtype, kv_format in COMMON_FORMATS:
         for widths in ((128, 128), (80, 80)):
             sizes = _cuda_sizes(*widths, query_len=64)

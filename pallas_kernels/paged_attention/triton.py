@@ -4,8 +4,9 @@
 A program holds `row_tile` rows of one sequence and one kv head, a row being a query token of one head of the group, so
 that all of them share each tile of keys and values that is read. It walks the tokens that its rows see, `key_tile` at a
 time, with the running softmax of FlashAttention-2 (Dao 2023); block ids are looked up for each token, so that a tile
-spans many small blocks or a part of a large one. Long pasts of few sequences are cut into `splits`, whose results are
-weighted together after (Flash-Decoding). Codes become numbers in registers; scales multiply logits and weights.
+spans many small blocks or a part of a large one. Long pasts are cut into `splits`, whose results are weighted together
+after (Flash-Decoding), always at the same positions: a sequence's sums have one order whatever runs beside it. Codes
+become numbers in registers; scales multiply logits and weights.
 
 Arrays in Triton are powers of two: a head of 96 numbers is read as 64 and 32, so that little is padded.
 """
@@ -23,13 +24,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.kv_formats.pages import KvPages
 from pallas_kernels.kv_formats.registry import format_named
 from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows, cut_pieces
-from pallas_kernels.paged_attention.triton_program import (
-    MASKED,
-    Call,
-    Inputs,
-    Tiling,
-    program,
-)
+from pallas_kernels.paged_attention.splits import num_splits, split_tokens_for
+from pallas_kernels.paged_attention.triton_program import MASKED, Call, Inputs, Tiling, program
 from pallas_kernels.shapes import ceil_div, next_power_of_two
 from pallas_kernels.triton_arrays import both, columns, overflow
 
@@ -37,9 +33,6 @@ DTYPES = ("bfloat16", "float16", "float32")
 MAX_HEAD_DIM = 256
 # The side of a matrix instruction: fewer rows are filled up.
 LEAST_ROWS = 16
-# Programs that keep an H200's or B200's multiprocessors busy, two on each; pasts are split until there are as many.
-ENOUGH_PROGRAMS = 264
-MIN_SPLIT_TOKENS, MAX_SPLITS = 256, 32
 
 
 def supports(**facts) -> str:
@@ -77,17 +70,17 @@ def tiling_for(q: Any, pages: KvPages, rows: SequenceRows, ragged: bool) -> Tili
     registers. `benchmarks/static` holds them.
     """
     group_rows = rows.max_query_len * (q.shape[1] // pages.num_kv_heads)
-    num_sequences, table_width = rows.block_tables.shape
+    past = rows.block_tables.shape[1] * pages.block_size
     wide = compute_dtype(q.dtype, pages.kv_format).itemsize > 2
     most_rows = LEAST_ROWS if wide else (128 if ragged else 64)
     row_tile = min(most_rows, max(LEAST_ROWS, next_power_of_two(group_rows)))
-    programs = num_sequences * pages.num_kv_heads * ceil_div(group_rows, row_tile)
-    most_splits = min(MAX_SPLITS, table_width * pages.block_size // MIN_SPLIT_TOKENS)
+    split_tokens = split_tokens_for(group_rows)
     return Tiling(
         row_tile=row_tile,
         key_tile=_key_tile(max(pages.k.shape[-1], pages.v.shape[-1]), pages.k.dtype.itemsize, wide, ragged),
         widest_part=64 if wide else MAX_HEAD_DIM,
-        splits=1 if ragged else max(1, min(ceil_div(ENOUGH_PROGRAMS, programs), most_splits)),
+        splits=1 if ragged else num_splits(past, split_tokens),
+        split_tokens=split_tokens,
         num_warps=8 if row_tile >= 128 else 4,
         num_stages=2 if ragged and wide and pages.k.dtype.itemsize > 2 else 3,
     )
@@ -179,6 +172,7 @@ def _v_factor(dtype: jnp.dtype, pages: KvPages) -> float:
 def _combined(out, weight, dtype, interpret):
     """The results of splits `[splits, T, N, Hv]`, each weighted by 2 to the power of `weight [splits, T, N]`."""
     splits, num_tokens, num_heads, v_dim = out.shape
+    few = splits <= 16
 
     def combine(out_ref, weight_ref, combined_ref):
         token, head = pl.program_id(0), pl.program_id(1)
@@ -187,9 +181,10 @@ def _combined(out, weight, dtype, interpret):
         weights = plgpu.load(weight_ref.at[split, token, head], mask=inside, other=MASKED)
         share = jnp.exp2(weights - jnp.max(weights))
         share /= jnp.sum(share)
-        for cols, within in columns(v_dim, MAX_HEAD_DIM):
+        written = (weights > MASKED)[:, None]
+        for cols, within in columns(v_dim, MAX_HEAD_DIM if few else 64):
             part = plgpu.load(
-                out_ref.at[split[:, None], token, head, cols[None, :]], mask=both(inside[:, None], within), other=0.0
+                out_ref.at[split[:, None], token, head, cols[None, :]], mask=both(written, within), other=0.0
             )
             mixed = jnp.sum(part * share[:, None], axis=0).astype(combined_ref.dtype)
             plgpu.store(combined_ref.at[token, head, cols], mixed, mask=cols < v_dim)
@@ -198,7 +193,7 @@ def _combined(out, weight, dtype, interpret):
         combine,
         grid=(num_tokens, num_heads),
         out_shape=jax.ShapeDtypeStruct((num_tokens, num_heads, v_dim), dtype),
-        compiler_params=plgpu.CompilerParams(num_warps=1, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=1 if few else 4, num_stages=1),
         interpret=interpret,
         name="paged_combine",
     )(out, weight)

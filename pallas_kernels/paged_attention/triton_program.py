@@ -12,6 +12,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.kv_formats.registry import format_named
 from pallas_kernels.paged_attention.op import MAX_TREE, AttentionParams
+from pallas_kernels.paged_attention.splits import split_start
 from pallas_kernels.triton_arrays import both, columns, parts_of
 
 MASKED = -1e30
@@ -20,13 +21,14 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tiling:
-    """Static sizes of a call: rows and tokens a tile, the widest part of a head, programs a row tile's past, and
-    Triton's own."""
+    """Static sizes of a call: rows and tokens a tile, the widest part of a head, programs a row tile's past and the
+    tokens of the first of them (see `splits`), and Triton's own."""
 
     row_tile: int
     key_tile: int
     widest_part: int
     splits: int
+    split_tokens: int
     num_warps: int
     num_stages: int
 
@@ -84,12 +86,14 @@ def program(call: Call, inputs: Inputs, *outputs):
     inverse = jnp.where(some, 1.0 / jnp.where(some, total * call.v_factor, 1.0), 0.0)
     out_ref = outputs[-1] if call.tiling.splits == 1 else outputs[-2]
     where = () if call.tiling.splits == 1 else (rows.split,)
+    # Splits that a row sees nothing of are not read again: their weight says so.
     stored = rows.used if call.ragged else rows.inside
+    kept = stored & some if where else stored
     for (cols, inside), part in zip(columns(inputs.v.shape[-1], call.tiling.widest_part), weighted, strict=True):
         plgpu.store(
             out_ref.at[(*where, rows.token[:, None], rows.head[:, None], cols[None, :])],
             jnp.where(rows.used[:, None], part * inverse[:, None], 0.0).astype(out_ref.dtype),
-            mask=both(stored[:, None], inside),
+            mask=both(kept[:, None], inside),
         )
     if where:
         weight = jnp.where(some & rows.used, highest + jnp.log2(jnp.where(some, total, 1.0)), MASKED)
@@ -166,9 +170,8 @@ class _Walk:
         size = tiling.key_tile
         begin, end = rows.low // size, (rows.high + size - 1) // size
         if tiling.splits > 1:
-            each = (end - begin + tiling.splits - 1) // tiling.splits
-            begin = begin + each * rows.split
-            end = jnp.minimum(begin + each, end)
+            begin = jnp.maximum(begin, split_start(rows.split, tiling.split_tokens) // size)
+            end = jnp.minimum(end, split_start(rows.split + 1, tiling.split_tokens) // size)
         carry = self._start()
         if not self.call.ragged:
             return jax.lax.fori_loop(begin, end, partial(self._tile, True), carry)

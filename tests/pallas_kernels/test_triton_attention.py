@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import DispatchError, choose
 from pallas_kernels.paged_attention.cases import BLOCK_SIZES, CASES, HEAD_DIMS, HEADS, KV_FORMATS, Case
-from pallas_kernels.paged_attention.op import IMPLEMENTATIONS, RAGGED_IMPLEMENTATIONS, by_length, decode_attention
+from pallas_kernels.paged_attention.op import (
+    IMPLEMENTATIONS,
+    RAGGED_IMPLEMENTATIONS,
+    SequenceRows,
+    by_length,
+    decode_attention,
+)
+from pallas_kernels.paged_attention.splits import num_splits, split_start, split_tokens_for
 from pallas_kernels.paged_attention.triton import tiling_for
 from pallas_kernels.triton_arrays import parts_of
 from tests.pallas_kernels.problems import Problem, close
@@ -138,14 +145,32 @@ def test_a_head_is_cut_into_powers_of_two(width, widest, parts):
     assert parts_of(width, widest) == parts
 
 
-def test_a_long_past_of_few_sequences_is_split_and_that_of_many_is_not():
-    problem = Problem(Case("one", (33,), (1,), block_size=32))
+def test_a_sequence_has_the_same_sums_alone_and_beside_others_under_a_wider_table():
+    lens = (1300, 40, 700, 0, 513, 1)
+    problem = Problem(Case("together", lens, tuple(min(1, length) for length in lens), 6, 2, 16, 16), "bfloat16")
+    together = np.asarray(problem.run_decode(impl=IMPL).astype(jnp.float32))
+    rows = problem.uniform()
+    for row, length in enumerate(lens):
+        width = -(-length // 16) or 1
+        alone = SequenceRows(
+            rows.block_tables[row : row + 1, :width], *(x[row : row + 1] for x in (rows.kv_lens, rows.query_lens)),
+            jnp.zeros(1, jnp.int32), 1,
+        )  # fmt: skip
+        out = problem.run(decode_attention, problem.q[row : row + 1], alone, impl=IMPL)
+        np.testing.assert_array_equal(np.asarray(out.astype(jnp.float32))[0], together[row])
+
+
+def test_pasts_are_split_by_position_alone():
+    problem = Problem(Case("alone", (40,), (1,), 8, 2))
 
     def splits(num_sequences, table_width):
-        rows = problem.uniform().replace(block_tables=np.zeros((num_sequences, table_width), np.int32))
+        rows = problem.uniform().replace(block_tables=jnp.zeros((num_sequences, table_width), jnp.int32))
         return tiling_for(problem.q[0], problem.pages, rows, ragged=False).splits
 
-    assert [splits(1, 1024), splits(1, 32), splits(256, 1024)] == [32, 4, 1]
+    assert [splits(1, 1024), splits(256, 1024), splits(1, 32), splits(1, 33)] == [20, 20, 1, 2]
+    assert [split_start(index, 512) for index in (0, 1, 16, 17, 32, 33)] == [0, 512, 8192, 10240, 40960, 49152]
+    assert num_splits(131072, 512) == 43
+    assert [split_tokens_for(rows) for rows in (1, 8, 9, 16, 32, 33)] == [512, 512, 1024, 1024, 2048, 4096]
 
 
 @pytest.mark.parametrize("table", [IMPLEMENTATIONS, RAGGED_IMPLEMENTATIONS])
