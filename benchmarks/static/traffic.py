@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from benchmarks.static.rows import Row, abstract_storage, arguments
 from pallas_kernels.kv_formats.pages import KvPages
+from pallas_kernels.paged_attention.splits import split_start
 from pallas_kernels.paged_attention.triton import tiling_for
 from pallas_kernels.shapes import ceil_div, round_up
 
@@ -40,8 +41,10 @@ def decode_traffic(row: Row) -> dict:
     tiling = tiling_for(flat, pages, rows, ragged=False)
     moved = sizes.num_sequences * _row_bytes(pages, seen, SECTOR) + ends + table
     if tiling.splits > 1:
-        # Written and read again: a split's values and weight in float32.
-        moved += 2 * tiling.splits * queries * (sizes.v_head_dim + 1) * 4
+        # Written and read again in float32: the weights of all splits, and the values of those that are seen.
+        past = sizes.table_width * sizes.block_size
+        met = sum(split_start(index + 1, tiling.split_tokens) > past - seen for index in range(tiling.splits))
+        moved += 2 * queries * (tiling.splits + met * sizes.v_head_dim) * 4
     return {"splits": tiling.splits, "key_tile": tiling.key_tile, "bytes_ratio": round(moved / least, 4)}
 
 

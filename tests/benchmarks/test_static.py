@@ -90,6 +90,11 @@ def test_bytes_are_those_of_the_tokens_seen_and_of_splits_twice():
     least = pasts + 2 * 32 * 128 * 2 + 128 * 4
     assert found["splits"] == 4
     assert found["bytes_ratio"] == round(1 + 2 * 4 * 32 * 129 * 4 / least, 4)
+    # Of splits that lie before the window no more than the weight is written.
+    late = decode_traffic(dataclasses.replace(whole, sizes=Sizes(128, 128, table_width=128, window=64)))
+    pasts = 64 * 8 * (128 + 4) * 2
+    least = pasts + 2 * 32 * 128 * 2 + 4 * 4
+    assert late["bytes_ratio"] == round(1 + 2 * 32 * (4 + 128) * 4 / least, 4)
     # A window ends within a block: its last sector is fetched whole.
     narrow = Sizes(16, 16, num_kv_heads=1, window=17)
     assert decode_traffic(dataclasses.replace(whole, sizes=narrow, kv_format="fp8_e4m3"))["bytes_ratio"] > 1
