@@ -39,7 +39,7 @@ class Job:
     @property
     def num_blocks(self) -> int:
         """Blocks of the pool: more where devices share it, since what else they hold is not all shared out."""
-        return self.model.num_blocks * (1 if self.target.num_devices == 1 else 2)
+        return self.model.num_blocks * max(1, self.target.num_devices // 2)
 
     def __post_init__(self):
         if self.step not in ARGUMENTS:
