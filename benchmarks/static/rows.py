@@ -261,7 +261,16 @@ def _tpu_rows() -> Iterator[Row]:
         for heads in (8, 3, 1):
             for tokens in (64, 2048):
                 sizes = Sizes(128, 128, num_kv_heads=heads, query_len=tokens)
-                yield Row("append", "mosaic_tpu", "tpu", "bfloat16", kv_format, sizes, heads == 8, tensor_cores=False)
+                yield _tpu_append(sizes, kv_format)
+
+
+def _tpu_append(sizes: Sizes, kv_format: str) -> Row:
+    if sizes.num_kv_heads > 1:
+        quick = sizes.num_kv_heads == 8
+        return Row("append", "mosaic_tpu", "tpu", "bfloat16", kv_format, sizes, quick, tensor_cores=False)
+    # On v7x XLA copies the scales of one head: a thirty-second of the codes, but as large as an array of the pool.
+    targets = ("v5e", "v6e") if kv_format == "int8" else ()
+    return Row("append", "xla", "tpu", "bfloat16", kv_format, sizes, targets=targets, tensor_cores=False)
 
 
 ROWS: tuple[Row, ...] = (*_cuda_rows(), *_tpu_rows())

@@ -9,13 +9,14 @@ two.
 """
 
 import jax
-from jax.experimental.layout import Format, Layout
+from jax.experimental.layout import Format
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.static.rows import Row, abstract_storage, arguments, donated
 from metrale_jax.aot.targets import Target
+from metrale_jax.steps.home import lying_row_major
 from pallas_kernels.kv_formats.pages import KvPages
-from pallas_kernels.paged_attention.mosaic_tpu_sizes import Tiling, padded_bytes, tiling_for, vmem_bytes
+from pallas_kernels.paged_attention.mosaic_tpu_sizes import Tiling, padded_bytes, tile_shape, tiling_for, vmem_bytes
 from pallas_kernels.shapes import ceil_div
 
 
@@ -24,7 +25,7 @@ def figures(row: Row, target: Target) -> dict:
     sharding = SingleDeviceSharding(target.devices()[0])
 
     def row_major(x: jax.ShapeDtypeStruct) -> Format:
-        return Format(Layout(tuple(range(x.ndim))), sharding)
+        return lying_row_major(x, sharding)
 
     call, shapes = arguments(row, sharding)
     # The pool lies as steps keep it; a TPU's default order pads less, and each call would copy all of it.
@@ -59,7 +60,7 @@ def _traffic(row: Row, q: jax.ShapeDtypeStruct, pages: KvPages, tiling: Tiling) 
     oldest = max(0, length - sizes.query_len - sizes.window + 1) if sizes.window else 0
     blocks = ceil_div(length, sizes.block_size) - oldest // sizes.block_size
     codes = abstract_storage(row)
-    block = sum(padded_bytes(x.shape[2:], x.dtype) for x in (codes.k, codes.v))
+    block = sum(padded_bytes(tile_shape(*x.shape[2:]), x.dtype) for x in (codes.k, codes.v))
     numbers = sum(x.dtype.itemsize * x.shape[2] * x.shape[3] * x.shape[4] for x in (codes.k, codes.v))
     token = block / sizes.block_size
     if pages.scale_per_row:

@@ -30,9 +30,9 @@ class Home:
     def pool_formats(self, pool: Pool) -> Pool:
         """The layout and sharding of each array of a pool."""
         if self.mesh is None:
-            return jax.tree.map(lambda leaf: _row_major(leaf, self.everywhere), pool)
+            return jax.tree.map(lambda leaf: lying_row_major(leaf, self.everywhere), pool)
         specs = pool_specs(pool, self.mesh)
-        return jax.tree.map(lambda leaf, spec: _row_major(leaf, NamedSharding(self.mesh, spec)), pool, specs)
+        return jax.tree.map(lambda leaf, spec: lying_row_major(leaf, NamedSharding(self.mesh, spec)), pool, specs)
 
     def settled(self, arrays: Any) -> Any:
         """Shapes of `arrays` as a step takes them: what has no place of its own yet is everywhere."""
@@ -54,7 +54,8 @@ def placed_as(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
 
-def _row_major(leaf: Any, sharding: Sharding) -> Format:
+def lying_row_major(leaf: Any, sharding: Sharding) -> Format:
+    """The format of an array of a pool under a sharding: row-major, but for the axis of one head."""
     order = list(range(leaf.ndim))
     if leaf.ndim == 5 and sharding.shard_shape(leaf.shape)[3] == 1:
         # The axis of one head may as well be outside the block's tokens. A TPU pads the last two axes to its tiles, and

@@ -21,6 +21,13 @@ from pallas_kernels.shapes import ceil_div
 TOKENS_AT_A_TIME = 64
 
 
+def supports(**facts) -> str:
+    """Why a call with these facts is declined, or an empty string."""
+    if facts["num_kv_heads"] == 1:
+        return "num_kv_heads=1 puts tokens beside each other in words, of which it could not write one; more are served"
+    return ""
+
+
 def append(
     pages: KvPages,
     layer: int | Int[Array, ""],

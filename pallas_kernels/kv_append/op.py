@@ -9,7 +9,7 @@ from pallas_kernels.kv_formats.pages import KvPages
 _HERE = "pallas_kernels.kv_append"
 IMPLEMENTATIONS = (
     Implementation("triton", ("cuda",), f"{_HERE}.triton:append", f"{_HERE}.triton:supports"),
-    Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:append"),
+    Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:append", f"{_HERE}.mosaic_tpu:supports"),
     # On a GPU some microseconds slower a layer and no more, so that it may step in.
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:append"),
     Implementation(
@@ -19,7 +19,13 @@ IMPLEMENTATIONS = (
         f"{_HERE}.triton:supports",
         by_name_only=("cpu",),
     ),
-    Implementation("mosaic_tpu-interpreted", ("cpu",), f"{_HERE}.mosaic_tpu:append_interpreted", by_name_only=("cpu",)),
+    Implementation(
+        "mosaic_tpu-interpreted",
+        ("cpu",),
+        f"{_HERE}.mosaic_tpu:append_interpreted",
+        f"{_HERE}.mosaic_tpu:supports",
+        by_name_only=("cpu",),
+    ),
 )
 
 
@@ -38,6 +44,10 @@ def kv_append(
     beside them, scales of heads are applied as they stand. Raises `DispatchError` if the platform has no
     implementation, or the one named by `impl` declines.
     """
-    facts = {"kv_format": pages.kv_format, "pool_codes": max(pages.k.size, pages.v.size)}
+    facts = {
+        "kv_format": pages.kv_format,
+        "num_kv_heads": pages.num_kv_heads,
+        "pool_codes": max(pages.k.size, pages.v.size),
+    }
     append = choose("kv_append", IMPLEMENTATIONS, platform, impl, **facts)
     return append(pages, layer, slots, keys, values)

@@ -92,6 +92,11 @@ def _split(q, rows, query_len):
     return q.reshape(num_rows * parts, query_len, *q.shape[2:]), cut
 
 
+def _without_lone_head(codes):
+    """The pool without the axis of its one head, which a TPU's pool has outside the block's tokens: a view."""
+    return codes.reshape(*codes.shape[:3], codes.shape[4]) if codes.shape[3] == 1 else codes
+
+
 def _call(q, pages, layer, rows, params, sinks, tiling: Tiling, interpret):
     num_rows, query_len, num_heads, _ = q.shape
     v_dim = pages.v.shape[-1]
@@ -103,8 +108,8 @@ def _call(q, pages, layer, rows, params, sinks, tiling: Tiling, interpret):
         tree=() if isinstance(rows.tree, tuple) else rows.tree[:, None],
         sinks=() if isinstance(sinks, tuple) else _sink_rows(sinks, tiling),
         q=_in_groups(q, tiling),
-        k=pages.k,
-        v=pages.v,
+        k=_without_lone_head(pages.k),
+        v=_without_lone_head(pages.v),
         k_scale=pages.k_scale,
         v_scale=pages.v_scale,
     )

@@ -57,6 +57,11 @@ class Tiling:
         return self.strided and self.together
 
 
+def tile_shape(tokens: int, heads: int, width: int) -> tuple[int, ...]:
+    """How a tile's codes lie: rows of heads, or of tokens where there is one head, which the pool has outside them."""
+    return (tokens, width) if heads == 1 else (tokens, heads, width)
+
+
 def work_dtype(q_dtype, pages: KvPages):
     """What keys and values are decoded to: the queries' dtype, or float32 where the codes hold more."""
     return jnp.dtype(jnp.float32 if pages.k.dtype.itemsize == 4 else q_dtype)
@@ -75,7 +80,8 @@ def tiling_for(q, pages: KvPages) -> Tiling:
     """The cut for queries `[S, Q, N, H]`."""
     query_len, num_heads, head_dim = q.shape[1:]
     num_kv_heads, v_dim = pages.v.shape[3:]
-    token = sum(padded_bytes((num_kv_heads, width), pages.k.dtype) for width in (head_dim, v_dim))
+    shapes = (tile_shape(LANES, num_kv_heads, width) for width in (head_dim, v_dim))
+    token = sum(padded_bytes(shape, pages.k.dtype) for shape in shapes) // LANES
     tokens = TILE_TOKENS
     while tokens > LANES and 2 * tokens * token > BUFFER_BYTES:
         tokens //= 2
@@ -92,7 +98,7 @@ def tiling_for(q, pages: KvPages) -> Tiling:
         num_kv_heads=num_kv_heads,
         block_size=pages.block_size,
         tile_blocks=max(1, tokens // pages.block_size),
-        strided=unpadded and max(head_dim, v_dim) <= LANES,
+        strided=num_kv_heads == 1 or (unpadded and max(head_dim, v_dim) <= LANES),
     )
 
 
@@ -107,7 +113,7 @@ def vmem_bytes(tiling: Tiling, q_dtype, pages: KvPages) -> int:
     tokens, heads = tiling.tile_tokens, tiling.num_kv_heads
     total = tiling.num_groups * _state_bytes(tiling.rows, pages.k.shape[-1], pages.v.shape[-1], q_dtype)
     for codes in (pages.k, pages.v):
-        total += 2 * padded_bytes((tokens, heads, codes.shape[-1]), codes.dtype)
+        total += 2 * padded_bytes(tile_shape(tokens, heads, codes.shape[-1]), codes.dtype)
         if not tiling.direct:
             total += padded_bytes((heads, tokens, codes.shape[-1]), jnp.float32)
     if pages.scale_per_row:

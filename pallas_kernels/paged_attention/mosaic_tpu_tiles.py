@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles of the past on a TPU: from the pool into VMEM, block by block, and from there to rows of one head.
 
-A tile lies in VMEM as in the pool, `[tokens, K, H]`, the heads of narrow formats beside each other in words of 32 bits.
-A head's rows are loaded from it with a stride, shifted out of their words, and only then decoded; where such loads do
-not exist, the whole tile is turned to `[K, tokens, H]`.
+A tile lies in VMEM as in the pool, `[tokens, K, H]` or `[tokens, H]` of one head, the heads of narrow formats beside
+each other in words of 32 bits. A head's rows are loaded from it with a stride, shifted out of their words, and only
+then decoded; where such loads do not exist, the whole tile is turned to `[K, tokens, H]`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_formats.format import KvFormat
 from pallas_kernels.kv_formats.pages import KvPages
-from pallas_kernels.paged_attention.mosaic_tpu_sizes import LANES, TURNED_TOKENS, Tiling
+from pallas_kernels.paged_attention.mosaic_tpu_sizes import LANES, TURNED_TOKENS, Tiling, tile_shape
 from pallas_kernels.paged_attention.op import AttentionParams
 
 # Blocks whose copies are started in one turn of a loop, so that the instructions of several overlap.
@@ -52,10 +52,10 @@ class Arrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Two tiles each of codes `[2, tokens, K, H]` and of scales `[2, blocks, K, B]` as they arrive; one tile turned and
-    decoded, `[K, tokens, H]`, where heads are not used straight from the codes; its scales `[K, 1, tokens]`; the
-    running sums `[groups, rows, Hv]` and `[groups, rows, 128]`, the latter the same in all lanes; a semaphore for each
-    of the two.
+    """Two tiles each of codes `[2, tokens, K, H]` (see `tile_shape`) and of scales `[2, blocks, K, B]` as they arrive;
+    one tile turned and decoded, `[K, tokens, H]`, where heads are not used straight from the codes; its scales
+    `[K, 1, tokens]`; the running sums `[groups, rows, Hv]` and `[groups, rows, 128]`, the latter the same in all lanes;
+    a semaphore for each of the two.
     """
 
     k_codes: Any
@@ -90,7 +90,7 @@ def scratch_of(call: Call, pages: KvPages) -> Scratch:
     tiling = call.tiling
     tokens, heads = tiling.tile_tokens, tiling.num_kv_heads
     widths = pages.k.shape[-1], pages.v.shape[-1]
-    codes = [pltpu.VMEM((2, tokens, heads, width), pages.k.dtype) for width in widths]
+    codes = [pltpu.VMEM((2, *tile_shape(tokens, heads, width)), pages.k.dtype) for width in widths]
     scales = pltpu.VMEM((2, tiling.tile_blocks, heads, tiling.block_size), jnp.float32) if call.scale_per_row else ()
     factors = pltpu.VMEM((heads, 1, tokens), jnp.float32) if call.scale_per_row else ()
     turned = [() if tiling.direct else pltpu.VMEM((heads, tokens, width), call.dtype) for width in widths]
@@ -204,6 +204,8 @@ class Tiles:
 
     def _codes(self, codes, half, head):
         """One head's codes, `[tokens, H]`, by loads of every so many rows. Those of several heads share a word."""
+        if self.call.tiling.num_kv_heads == 1:
+            return codes[half]
         tokens, heads, width = codes.shape[1:]
         in_word = 4 // codes.dtype.itemsize
         word, place = divmod(head, in_word)

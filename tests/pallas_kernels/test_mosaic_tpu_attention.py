@@ -68,6 +68,12 @@ def test_every_head_width(widths):
     is_right(Problem(Case("decode", (70, 3), (2, 3), 4, 2, *widths), "bfloat16"))
 
 
+@pytest.mark.parametrize("kv_format", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
+def test_a_lone_head_is_read_without_its_axis(kv_format):
+    case = Case("lone", (300, 0, 37), (2, 0, 1), 4, 1, 64, 48, block_size=32, window=150, sinks=True)
+    Problem(case, "bfloat16", kv_format=kv_format).assert_decode_is_right(impl=IMPL)
+
+
 @pytest.mark.parametrize("heads", marked(HEADS, [(8, 1)]), ids=str)
 def test_every_ratio_of_heads(heads):
     is_right(Problem(Case("prefill", (40, 21), (30, 2), *heads), "bfloat16"))
