@@ -205,7 +205,6 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(absent, a
 
 
 def test_a_plot_is_drawn(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     path = tmp_path / "plan.png"
     status, _, _ = plan([str(TINY), "--target", "cpu", *SIZES, "--quiet", "--plot", str(path)], capsys)
     assert status == 0 and path.read_bytes().startswith(b"\x89PNG")

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-GROUPS = [
-    ["gemma2", "gemma3", "phi3-longrope"],
-    ["qwen2-window", "granite-bias"],
-    ["olmo2 heads", "qwen3 vocabulary", "llama tied"],
-]
+SLOW_GROUPS = [["gemma2", "gemma3", "phi3-longrope"], ["qwen2-window", "granite-bias"]]
+GROUPS = [["olmo2 heads", "qwen3 vocabulary", "llama tied"]]
 
 
-@pytest.mark.parametrize("names", GROUPS, ids=["-".join(names).replace(" ", "_") for names in GROUPS])
+def named(names: list[str], *marks):
+    return pytest.param(names, id="-".join(names).replace(" ", "_"), marks=marks)
+
+
+@pytest.mark.parametrize("names", [*map(named, GROUPS), *(named(names, pytest.mark.slow) for names in SLOW_GROUPS)])
 def test_devices_that_share_a_model_compute_what_one_does_alone(names, tmp_path):
     flags = "--xla_force_host_platform_device_count=8"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
