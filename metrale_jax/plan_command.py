@@ -181,6 +181,8 @@ def _described(arguments: argparse.Namespace) -> tuple[Description, str]:
 def _engine(arguments: argparse.Namespace, model: Model) -> EngineConfig:
     layout, config = model.layout, model.config
     block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+    # Refused by its own name, before a pool's size is made of it.
+    EngineConfig(max_sequences=arguments.max_seqs, prefill_tokens=arguments.prefill_tokens)
     blocks = arguments.max_seqs * (ceil_div(config.max_context_tokens, arguments.block_size) + 1) + 1
     options = LLMConfig(
         max_sequences=arguments.max_seqs,

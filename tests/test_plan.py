@@ -174,6 +174,8 @@ def test_what_does_not_fit_is_told_with_what_would_and_exits_1(memory, words, ca
     [
         ([str(TINY), "--target", "h300"], "target 'h300' is unknown; use one of ['b200', 'h200'"),
         ([str(TINY), "--target", "cpu", "--max-seqs", "0"], "max_sequences=0"),
+        ([str(TINY), "--target", "cpu", "--max-seqs", "-3"], "max_sequences=-3"),
+        ([str(TINY), "--target", "cpu", "--prefill-tokens", "-1"], "prefill_tokens=-1"),
         ([str(TINY), "--target", "cpu", "--context", "100000"], "max_context_tokens=100000 is above the model's"),
         ([str(TINY), "--target", "cpu", "--kv-dtype", "fp3"], "kv_dtype='fp3' is not one of float32"),
         ([str(TINY), "--target", "cpu", "--dtype", "int3"], "dtype='int3'"),
