@@ -25,6 +25,7 @@ from metrale_jax.checkpoint.plan import load_plan
 from metrale_jax.core.sequence import SamplingState, SequenceState
 from metrale_jax.loading import open_checkpoint
 from metrale_jax.models.decoder import Model, make_model
+from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import make_pool
 from metrale_jax.steps.build import jitted_step
 
@@ -64,7 +65,7 @@ def make_state(model: Model, num_sequences: int, context_tokens: int, table_widt
         prompt_len=zeros + max(context_tokens, 1),
         last_token=1 + np.arange(num_sequences, dtype=np.int32),
         block_tables=(tables,) * len(model.layout.groups),
-        recurrent_slot=zeros,
+        recurrent_slot=1 + np.arange(num_sequences, dtype=np.int32),
         adapter_slot=zeros,
         sampling=SamplingState(
             temperature=floats,
@@ -117,7 +118,8 @@ def main() -> None:
     load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
     params = load_params(checkpoint.specs, checkpoint.source, options.dtype, lambda array, _: jnp.asarray(array))
     device = jax.devices()[0]
-    model = make_model(checkpoint.config, device.platform, options.block_size, options.dtype)
+    formats = StateFormats(options.dtype, options.dtype)
+    model = make_model(checkpoint.config, device.platform, options.block_size, formats)
     limits = [measured_limits(options.threads)]
     results = []
     for name, count, tokens, head_rows, arguments in _cases(model, options):

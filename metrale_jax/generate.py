@@ -80,7 +80,7 @@ def first_state(
     vocab_size: int,
     extras: bool = False,
 ) -> SequenceState:
-    """A batch of one sequence that has run nothing yet and holds blocks 1 to `table_width` of every group.
+    """A batch of one sequence that has run nothing yet and holds blocks 1 to `table_width` of every group, and slot 1.
 
     It has `SamplingExtras` where `sampling` needs them or `extras` asks for them; bad words are lists of token ids.
     """
@@ -93,7 +93,7 @@ def first_state(
         prompt_len=_ids([prompt_len]),
         last_token=zero,
         block_tables=tuple(np.arange(1, table_width + 1, dtype=np.int32)[None] for _ in layout.groups),
-        recurrent_slot=zero,
+        recurrent_slot=_ids([1]),
         adapter_slot=zero,
         sampling=sampling_state([row], vocab_size, max(1, len(stop_ids)), history_len),
     )

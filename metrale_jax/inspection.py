@@ -2,6 +2,7 @@
 """What a checkpoint is and what it needs in memory, without reading a weight."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from metrale_jax.checkpoint.plan import load_plan, spec_leaves
 from metrale_jax.core.errors import TextError
 from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.warmup import abstract_params
+from metrale_jax.layers.registry import kind_names
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import make_model
 from metrale_jax.runtime import chosen_dtype
+from metrale_jax.state.formats import StateFormats
 
 
 def describe_checkpoint(path: Path, dtype: str | None, block_size: int) -> Iterator[tuple[str, str]]:
@@ -35,14 +38,17 @@ def describe_checkpoint(path: Path, dtype: str | None, block_size: int) -> Itera
 
 def _model(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     config = checkpoint.config
-    attention = config.layers[0].attention
     count = sum(math.prod(spec.shape) for spec in spec_leaves(checkpoint.specs))
-    windows = sorted({layer.attention.window for layer in config.layers})
+    kinds = Counter(name for layer in config.layers for name in kind_names(layer))
     yield "family", config.family
     yield "parameters", f"{count:,}"
-    yield "layers", f"{len(config.layers)}, width {config.hidden_dim}, ffn {config.layers[0].mlp.hidden_dim}"
-    yield "attention", f"{attention.num_heads} heads over {attention.num_kv_heads}, {attention.head_dim} wide"
-    yield "windows", ", ".join("whole past" if window == 0 else f"{window} tokens" for window in windows)
+    yield "layers", f"{len(config.layers)}, width {config.hidden_dim}"
+    yield "made of", ", ".join(f"{count} {name}" for name, count in kinds.items())
+    for one in config.attentions:
+        window = f"a window of {one.window} tokens" if one.window else "the whole past"
+        yield "attention", f"{one.num_heads} heads over {one.num_kv_heads}, {one.head_dim} wide, {window}"
+    for width in dict.fromkeys(layer.mlp.hidden_dim for layer in config.layers if layer.mlp is not None):
+        yield "feed-forward", f"{width} wide"
     yield "vocabulary", f"{config.vocab_size:,}, head {'tied' if config.tie_embeddings else 'of its own'}"
     yield "context", f"{config.max_context_tokens:,} tokens"
     yield "stop ids", ", ".join(map(str, config.eos_token_ids)) or "none"
@@ -52,7 +58,7 @@ def _memory(checkpoint: Checkpoint, stored: str, block_size: int) -> Iterator[tu
     for dtype in dict.fromkeys([stored, "float32", "bfloat16"]):
         leaves = jax.tree.leaves(abstract_params(checkpoint.specs, dtype))
         weights = sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
-        layout = make_model(checkpoint.config, "cpu", block_size, dtype).layout
+        layout = make_model(checkpoint.config, "cpu", block_size, StateFormats(dtype, dtype)).layout
         block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
         context = block / block_size * checkpoint.config.max_context_tokens
         yield (

@@ -21,16 +21,17 @@ ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
 class LLMConfig:
     """Everything that `LLM` can be told; None leaves the choice to the model or the device.
 
-    `kv_dtype` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt plus answer, by default the
-    model's own limit or what the KV pool of `kv_cache_mib` holds. `compile_cache` is a directory that keeps compiled
-    programs across processes, `cache_dir` one for models that must be assembled. `request_log` is a file to which each
-    request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). `executables` is an archive of programs
-    that `metrale-jax plan --compile` wrote: load only your own, for it is code. `tensor_parallel` devices share the
-    model. The rest is as in `EngineConfig`.
+    `kv_dtype`, `state_dtype` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt plus answer, by
+    default the model's own limit or what the KV pool of `kv_cache_mib` holds. `compile_cache` is a directory that keeps
+    compiled programs across processes, `cache_dir` one for models that must be assembled. `request_log` is a file to
+    which each request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). `executables` is an archive of
+    programs that `metrale-jax plan --compile` wrote: load only your own, for it is code. `tensor_parallel` devices
+    share the model. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
     kv_dtype: str | None = None
+    state_dtype: str = "float32"
     attention: str = "auto"
     max_sequences: int = 32
     max_context_tokens: int | None = None
@@ -56,7 +57,8 @@ def llm_config(options: Mapping[str, Any]) -> LLMConfig:
 
 def run_options(config: LLMConfig) -> RunOptions:
     """What of the config the loading of the model goes by."""
-    return RunOptions(**{field.name: getattr(config, field.name) for field in fields(RunOptions)})
+    shared = {field.name for field in fields(RunOptions)} & {field.name for field in fields(LLMConfig)}
+    return RunOptions(**{name: getattr(config, name) for name in sorted(shared)})
 
 
 def engine_limits(config: LLMConfig, max_context_tokens: int) -> EngineConfig:

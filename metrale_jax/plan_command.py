@@ -38,7 +38,7 @@ from metrale_jax.models.decoder import Model, make_model
 from metrale_jax.models.family import Description
 from metrale_jax.models.tensor_parallel import fitting_size, shared
 from metrale_jax.progress import Progress, TerminalProgress, silent
-from metrale_jax.runtime import RunOptions, bounded, chosen_dtypes, default_cache_dir
+from metrale_jax.runtime import RunOptions, bounded, chosen_formats, default_cache_dir
 from metrale_jax.sharding.rules import make_mesh
 from metrale_jax.steps.build import Steps, pool_key
 from metrale_jax.steps.home import row_major, row_major_over
@@ -119,9 +119,9 @@ def prepare(
     mesh = make_mesh(devices, tensor=count) if count > 1 else None
     config = bounded(description.config, arguments.context)
     options = RunOptions(dtype=arguments.dtype, kv_dtype=arguments.kv_dtype)
-    dtype, kv_format = chosen_dtypes(options, target.platform, config.dtype)
+    dtype, formats = chosen_formats(options, target.platform, config.dtype)
     description, sharing = shared(Description(config, description.specs), mesh)
-    model = make_model(description.config, target.platform, arguments.block_size, kv_format, sharing=sharing)
+    model = make_model(description.config, target.platform, arguments.block_size, formats, sharing=sharing)
     steps = Steps(model, row_major_over(mesh) if mesh else row_major(devices[0]))
     params = abstract_params(description.specs, dtype, mesh)
     return Prepared(target, steps, params, _engine(arguments, model), tuple(devices[:count]))
@@ -142,7 +142,7 @@ def make_plan(name: str, prepared: Prepared, ask: Ask, whole: bool, progress: Pr
     return Plan(
         model=name,
         dtype=str(params.embed.dtype),
-        kv_format=", ".join(dict.fromkeys(spec.kv_format for spec in model.layout.groups)),
+        kv_format=", ".join(model.layout.kv_formats),
         chip=target.chip,
         num_devices=len(prepared.devices),
         idle_devices=target.num_devices - len(prepared.devices),
@@ -210,6 +210,8 @@ def _archived(path: Path, prepared: Prepared) -> tuple[int, int]:
     """Bytes and programs of the archive that was written."""
     steps, config = prepared.steps, prepared.config
     num_blocks = (blocks_for(steps.model.layout, config),) * len(steps.model.layout.groups)
-    programs = {**steps.programs(), pool_key(num_blocks): steps.pool_program(num_blocks).lower().compile()}
+    num_slots = config.max_sequences + 1
+    pool = steps.pool_program(num_blocks, num_slots=num_slots).lower().compile()
+    programs = {**steps.programs(), pool_key(num_blocks, num_slots): pool}
     purpose = purpose_of(steps, prepared.params, config, prepared.target.chip.kind)
     return write_archive(path, purpose, programs), len(programs)

@@ -33,6 +33,7 @@ from metrale_jax.models.family import Description
 from metrale_jax.models.tensor_parallel import shared
 from metrale_jax.progress import Progress, silent
 from metrale_jax.sharding.rules import make_mesh, named_sharding
+from metrale_jax.state.formats import StateFormats
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.home import row_major, row_major_over
 from metrale_jax.text.tokenizer import Tokenizer
@@ -79,7 +80,8 @@ class RunOptions:
     `dtype` is that of weights and activations: float32 on a CPU, which converts narrower weights at every use, and the
     checkpoint's own elsewhere. `kv_dtype` is the format of the KV cache (a name of
     `pallas_kernels.kv_formats.registry`), by default that of the activations. `attention` names an implementation of
-    paged attention; "auto" is the platform's own.
+    paged attention; "auto" is the platform's own. `state_dtype` is that of recurrent state, which gathers rounding
+    errors for as long as its sequence, and `num_pending` how many drafted tokens it can keep until they are judged.
     """
 
     dtype: str | None = None
@@ -87,6 +89,8 @@ class RunOptions:
     block_size: int = 16
     max_context_tokens: int | None = None
     attention: str = "auto"
+    state_dtype: str = "float32"
+    num_pending: int = 0
 
 
 def load_model(
@@ -111,11 +115,11 @@ def load_model(
         devices = devices_for(device, 1)
         device, mesh = devices[0], make_mesh(devices, tensor=len(devices)) if len(devices) > 1 else None
         on = PLATFORM_NAMES[device.platform]
-        dtype, kv_format = chosen_dtypes(options, on, checkpoint.config.dtype)
+        dtype, formats = chosen_formats(options, on, checkpoint.config.dtype)
         config = bounded(checkpoint.config, options.max_context_tokens)
         description, sharing = shared(Description(config, checkpoint.specs), mesh)
         attention = chosen_attention(options.attention)
-        model = make_model(description.config, on, options.block_size, kv_format, attention, sharing)
+        model = make_model(description.config, on, options.block_size, formats, attention, sharing)
         steps = Steps(model, row_major_over(mesh) if mesh else row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
             warming = aside.submit(warm, steps, abstract_params(description.specs, dtype, mesh))
@@ -235,11 +239,14 @@ def chosen_attention(name: str) -> str:
     return name
 
 
-def chosen_dtypes(options: RunOptions, platform: str, stored: str) -> tuple[str, str]:
-    """The dtype to run in on a platform, `stored` being the checkpoint's own, and the format of keys and values."""
+def chosen_formats(options: RunOptions, platform: str, stored: str) -> tuple[str, StateFormats]:
+    """The dtype to run in on a platform, `stored` being the checkpoint's own, and the formats of layers' state."""
     name = chosen_dtype(options.dtype, "float32" if platform == "cpu" else stored)
     # XLA's CPU compiler writes to narrow floats by converting the whole pool to float32 and back.
-    return name, chosen_kv_format(options.kv_dtype, "float32" if platform == "cpu" else name)
+    keys = chosen_kv_format(options.kv_dtype, "float32" if platform == "cpu" else name)
+    if options.state_dtype not in DTYPES:
+        raise ConfigError(f"state_dtype={options.state_dtype!r} is not one of {', '.join(DTYPES)}; choose one.")
+    return name, StateFormats(keys, name, options.state_dtype, options.num_pending)
 
 
 def bounded(config: ModelConfig, max_context_tokens: int | None) -> ModelConfig:

@@ -20,8 +20,11 @@ from metrale_jax.checkpoint.place import load_params  # noqa: E402
 from metrale_jax.checkpoint.plan import load_plan  # noqa: E402
 from metrale_jax.loading import open_checkpoint  # noqa: E402
 from metrale_jax.models.decoder import make_model  # noqa: E402
+from metrale_jax.state.formats import StateFormats  # noqa: E402
 from metrale_jax.steps.build import Steps  # noqa: E402
 from metrale_jax.steps.home import row_major  # noqa: E402
+
+FORMATS = StateFormats("float32", "float32")
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -49,7 +52,10 @@ class Golden:
         self.specs = checkpoint.specs
         checkpoint.source.close()
         self.config = checkpoint.config
-        self.steps = Steps(make_model(checkpoint.config, "cpu", block_size, "float32"), row_major(jax.devices()[0]))
+        self.steps = Steps(
+            make_model(checkpoint.config, "cpu", block_size, FORMATS),
+            row_major(jax.devices()[0]),
+        )
         self.layout = self.steps.model.layout
         self.data = dict(np.load(GOLDENS / name / "golden.npz"))
         self.prompt = self.data["prompt"]

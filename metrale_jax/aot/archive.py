@@ -59,7 +59,7 @@ def purpose_of(steps: Steps, params: DecoderParams, config: EngineConfig, kind: 
             "width": model.config.hidden_dim,
             "vocabulary": model.config.vocab_size,
             "dtype": str(params.embed.dtype),
-            "keys and values": ", ".join(dict.fromkeys(spec.kv_format for spec in model.layout.groups)),
+            "keys and values": ", ".join(model.layout.kv_formats),
             "attention": model.attention,
             "digest": hashlib.sha256(described).hexdigest(),
         },

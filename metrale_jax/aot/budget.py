@@ -57,12 +57,11 @@ def budget_of(model: Model, params: DecoderParams, capacity: int, workspace: int
     """The budget of a model whose `params` are shapes with shardings."""
     layout = model.layout
     block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
-    # Every kind of state that there is keeps blocks; none keeps slots.
     return Budget(
         capacity=capacity,
         weights=sum(map(device_bytes, jax.tree.leaves(params))),
         block=block // tensor_size(model.mesh),
-        slot=0,
+        slot=layout.bytes_per_slot,
         workspace=workspace,
         block_size=layout.block_size,
     )

@@ -16,7 +16,7 @@ from metrale_jax.aot.budget import device_bytes
 from metrale_jax.aot.chips import Chip
 from metrale_jax.models.decoder import DecoderParams, Model
 from metrale_jax.sharding.rules import tensor_size
-from metrale_jax.state import paged
+from metrale_jax.state.registry import BY_BLOCK, BY_SLOT
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,19 @@ def _work(model: Model, params: DecoderParams, tokens: int, rows: int, seen: lis
     products = 2 * tokens * _elements(matrices) + 2 * rows * _elements([head])
     attended, read = 0, 0
     longest = max(seen) if sequences == 1 else None
-    for number, layer in enumerate(config.layers):
-        attention, spec = layer.attention, layout.groups[layout.placement[number][0]]
-        looked = [min(count, attention.window) if attention.window else count for count in seen]
-        attended += 4 * attention.num_heads * attention.head_dim * sum(looked) // size
-        # A chunk reads its past once, and what a window hides from all of it not at all.
-        span = sum(looked) if longest is None else min(longest, (attention.window or longest) + tokens - 1)
-        read += span * paged.bytes_per_block(spec, 1, layout.block_size) / layout.block_size / size
+    for layer, places in zip(config.layers, layout.placement, strict=True):
+        for mixer, (group, _) in zip(layer.mixers, places, strict=True):
+            if group >= len(layout.groups):
+                spec = layout.slot_groups[group - len(layout.groups)]
+                # Read once and written once for each sequence.
+                read += 2 * sequences * BY_SLOT[type(spec)].bytes_per_slot(spec, 1) / size
+                continue
+            spec = layout.groups[group]
+            looked = [min(count, mixer.window) if mixer.window else count for count in seen]
+            attended += 4 * mixer.num_heads * mixer.head_dim * sum(looked) // size
+            # A chunk reads its past once, and what a window hides from all of it not at all.
+            span = sum(looked) if longest is None else min(longest, (mixer.window or longest) + tokens - 1)
+            read += span * BY_BLOCK[type(spec)].bytes_per_block(spec, 1, layout.block_size) / layout.block_size / size
     sums = 2 * len(config.layers) + (_elements([params.embed]) < prod(params.embed.shape))
     ring = (size - 1) / size
     link = ring * (2 * sums * tokens * config.hidden_dim * width + rows * config.vocab_size * 4)

@@ -17,6 +17,7 @@ from metrale_jax.models.decoder import Model, Sharing, make_model
 from metrale_jax.models.family import Description
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.registry import family_for
+from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import Pool, abstract_pool
 from metrale_jax.steps.home import placed_as, row_major_over
 from metrale_jax.steps.serving import ChunkRows, DecodeRows
@@ -179,7 +180,9 @@ def describe(case: ModelCase) -> Description:
 
 def abstract_model(description: Description, platform: str, sizes: StepSizes, sharing: Sharing | None = None) -> Model:
     """The static half of a model whose keys and values have its weights' dtype."""
-    return make_model(description.config, platform, sizes.block_size, description.config.dtype, sharing=sharing)
+    dtype = description.config.dtype
+    formats = StateFormats(dtype, dtype, num_pending=sizes.num_drafts)
+    return make_model(description.config, platform, sizes.block_size, formats, sharing=sharing)
 
 
 def num_bytes(case: ModelCase) -> int:

@@ -7,17 +7,20 @@ import jax.numpy as jnp
 from flax import struct
 
 from pallas_kernels.paged_attention.op import SequenceRows
+from pallas_kernels.state_rows import StateRows
 
 
 @struct.dataclass
 class Segment:
     """A run of consecutive tokens of the flat step that belong to one set of sequence rows.
 
-    `rows` holds one `SequenceRows` for each attention group. `uniform` segments are `S` equal rows of
-    `max_query_len` tokens, laid out row after row; others are ragged. `num_tokens` is the static length of the run.
+    `rows` holds one `SequenceRows` for each attention group, `state` says where recurrent state is. `uniform` segments
+    are `S` equal rows of `max_query_len` tokens, laid out row after row; others are ragged. `num_tokens` is the static
+    length of the run.
     """
 
     rows: tuple[SequenceRows, ...]
+    state: StateRows
     num_tokens: int = struct.field(pytree_node=False)
     uniform: bool = struct.field(pytree_node=False)
 

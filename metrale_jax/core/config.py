@@ -5,6 +5,7 @@ Everything here is static under `jit`. A family file builds a `ModelConfig` from
 written back into it later.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -28,15 +29,20 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Static facts of one attention layer. `window` 0 means all of the past; `softcap` 0 means none."""
+    """Static facts of one attention layer. `window` 0 means all of the past; `softcap` 0 means none.
+
+    `rope` is None where queries and keys carry no position. A `gated` layer multiplies each head's output by the
+    sigmoid of a projection of its input, in the rows of `qkv` after the values'.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
-    rope: RopeConfig
+    rope: RopeConfig | None
     window: int = 0
     softcap: float = 0.0
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,15 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """One decoder layer."""
+    """One decoder layer: `mixers` that read the sequence's past, side by side on the same input, their outputs summed,
+    and a feed-forward layer.
 
-    attention: AttentionConfig
-    mlp: MlpConfig
+    Each is the frozen config of a kind in `layers.registry`, which finds the kind by the config's type. Either may be
+    missing: `()` and None.
+    """
+
+    mixers: tuple[Hashable, ...]
+    mlp: Hashable | None
 
 
 @dataclass(frozen=True)
@@ -81,15 +92,27 @@ class ModelConfig:
     dtype: str = "float32"
     recompute_len: int = 0
 
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The distinct rotary embeddings of the layers."""
+        mixers = (mixer for layer in self.layers for mixer in layer.mixers)
+        found = dict.fromkeys(getattr(mixer, "rope", None) for mixer in mixers)
+        return tuple(rope for rope in found if rope is not None)
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """The distinct attention layers, in order of first appearance."""
+        mixers = (mixer for layer in self.layers for mixer in layer.mixers)
+        return tuple(dict.fromkeys(mixer for mixer in mixers if isinstance(mixer, AttentionConfig)))
+
 
 def rope_regime(config: ModelConfig, length: int) -> tuple[int, ...]:
     """What a prompt of `length` tokens makes of its rotary frequencies: equal tokens have equal keys only under one.
 
     Empty where no layer looks at the length; dynamic NTK has a regime for each length above its limit.
     """
-    ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
     regime = []
-    for rope in ropes:
+    for rope in config.ropes:
         if rope.ntk_max_len:
             regime.append(length if length > rope.ntk_max_len else 0)
         elif rope.switch_len:

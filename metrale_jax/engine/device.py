@@ -63,7 +63,8 @@ class Device:
         self._programs: dict[tuple, Callable] = {}
         self._zeros: dict[int, jax.Array] = {}
         layout = steps.model.layout
-        self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill)
+        num_slots = shapes.num_slots + 1
+        self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill, num_slots)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
         self.num_groups = len(layout.groups)
         self.reset()
@@ -177,7 +178,7 @@ def _state(rows: Rows, none: Any) -> SequenceState:
         prompt_len=rows.known_lens,
         last_token=none,
         block_tables=rows.tables,
-        recurrent_slot=none,
+        recurrent_slot=rows.slots,
         adapter_slot=none,
         sampling=(),
     )

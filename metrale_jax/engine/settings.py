@@ -47,13 +47,16 @@ def blocks_for(layout: PoolLayout, config: EngineConfig) -> int:
     Raises `ConfigError` if they do not hold one block.
     """
     each = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+    longest = ceil_div(config.max_context_tokens, config.block_size) + 1
+    most = config.max_sequences * longest + 1
+    if not each:
+        return most  # blocks of nothing, which count tokens
     if config.kv_cache_bytes < 3 * each:
         raise ConfigError(
             f"kv_cache_bytes={config.kv_cache_bytes} holds fewer than 3 blocks of {each} bytes; give "
             f"{3 * each} or more."
         )
-    longest = ceil_div(config.max_context_tokens, config.block_size) + 1
-    return min(config.kv_cache_bytes // each, config.max_sequences * longest + 1)
+    return min(config.kv_cache_bytes // each, most)
 
 
 def within_pool(layout: PoolLayout, config: EngineConfig) -> EngineConfig:

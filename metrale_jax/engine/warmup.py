@@ -113,7 +113,8 @@ class _Plan:
         model = steps.model
         self.shapes = make_shape_plan(config, len(model.config.eos_token_ids))
         self.num_groups = len(model.layout.groups)
-        self.pool = steps.abstract_pool((blocks_for(model.layout, config),) * self.num_groups)
+        num_blocks = (blocks_for(model.layout, config),) * self.num_groups
+        self.pool = steps.abstract_pool(num_blocks, self.shapes.num_slots + 1)
         self.last_tokens = np.zeros(self.shapes.num_slots + 1, np.int32)
 
     def compile(self, program: Program) -> None:

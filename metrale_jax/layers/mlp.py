@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from metrale_jax.core.config import MlpConfig
 from metrale_jax.layers.linear import linear
+from metrale_jax.layers.placement import Placement
 
 ACTIVATIONS = MappingProxyType(
     {
@@ -30,11 +32,11 @@ class MlpParams:
     down: Any
 
 
-def mlp(x: Float[Array, "T D"], params: MlpParams, activation: str, axis: str = "") -> Float[Array, "T D"]:
+def mlp(x: Float[Array, "T D"], params: MlpParams, config: MlpConfig, place: Placement) -> Float[Array, "T D"]:
     """`down(activation(gate(x)) * up(x))`; the activation runs in float32.
 
-    With `axis`, each of its devices has some of the `F` channels.
+    With `place.axis`, each of its devices has some of the `F` channels.
     """
     gate, up = jnp.split(linear(x, params.gate_up), 2, axis=-1)
-    hidden = ACTIVATIONS[activation](gate.astype(jnp.float32)).astype(x.dtype) * up
-    return linear(hidden, params.down, axis)
+    hidden = ACTIVATIONS[config.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
+    return linear(hidden, params.down, place.axis)

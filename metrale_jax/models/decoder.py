@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder that dense families share: parameters, state specs and one forward pass.
+"""The decoder that families share: parameters, state specs and one forward pass.
 
-A block is `x + r * post(attention(pre(x)))`, then the same with the feed-forward layer. A family chooses which of
-the four norms exist by giving them weights; an absent one is `()`. Layers are unrolled.
+A block is `x + r * post(mixers(pre(x)))`, then the same with the feed-forward layer; either may be missing. A family
+chooses which of the four norms exist by giving them weights; an absent one is `()`. Layers are unrolled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
@@ -18,25 +19,26 @@ from jaxtyping import Array, Float, Int
 from metrale_jax.core.batch import TokenBatch
 from metrale_jax.core.config import LayerConfig, ModelConfig
 from metrale_jax.layers import embed as embedding
-from metrale_jax.layers.attention import Placement, attention
-from metrale_jax.layers.mlp import mlp
 from metrale_jax.layers.norm import rms_norm
 from metrale_jax.layers.parallel import AXIS, WHOLE, gathered, over_devices
+from metrale_jax.layers.placement import Placement
+from metrale_jax.layers.registry import FEED_FORWARDS, MIXERS
 from metrale_jax.layers.rope import rope_tables
 from metrale_jax.models.outline import first_index, outlined
 from metrale_jax.sharding.rules import tensor_size
-from metrale_jax.state.paged import PagedKv, PagedKvSpec
+from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import Pool, PoolLayout, make_layout, pool_specs
+from metrale_jax.state.positions import advanced, located, misplaced
 
 
 @struct.dataclass
 class LayerParams:
-    """One block: `attention`, `mlp` and up to four norm weights `[D]`."""
+    """One block: params of each of its `mixers`, of its `mlp` (`()` for none), and up to four norm weights `[D]`."""
 
-    attention: Any
-    mlp: Any
-    attention_norm: Any = ()
-    attention_post_norm: Any = ()
+    mixers: tuple
+    mlp: Any = ()
+    mixer_norm: Any = ()
+    mixer_post_norm: Any = ()
     mlp_norm: Any = ()
     mlp_post_norm: Any = ()
 
@@ -77,24 +79,21 @@ class Model:
         return None if self.sharing is None else self.sharing.mesh
 
 
-def layer_states(config: ModelConfig, kv_format: str) -> tuple[PagedKvSpec, ...]:
-    """The state that each layer keeps."""
-    return tuple(
-        PagedKvSpec(a.num_kv_heads, a.head_dim, a.head_dim, a.window, kv_format)
-        for a in (layer.attention for layer in config.layers)
-    )
+def layer_states(config: ModelConfig, formats: StateFormats) -> tuple[tuple[Hashable, ...], ...]:
+    """The states that each layer keeps, one for each of its mixers."""
+    return tuple(tuple(MIXERS[type(m)].state(m, formats) for m in layer.mixers) for layer in config.layers)
 
 
 def make_model(
     config: ModelConfig,
     platform: str,
     block_size: int,
-    kv_format: str,
+    formats: StateFormats,
     attention: str = "auto",
     sharing: Sharing | None = None,
 ) -> Model:
     """The model's static half for one platform and block size."""
-    return Model(config, make_layout(layer_states(config, kv_format), block_size), platform, attention, sharing)
+    return Model(config, make_layout(layer_states(config, formats), block_size), platform, attention, sharing)
 
 
 def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:
@@ -111,26 +110,42 @@ def _forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch)
     with jax.named_scope("embed"):
         axis = AXIS if params.embed.shape[0] < config.vocab_size else ""
         x = embedding.embed(batch.tokens, params.embed, config.embed_scale, axis)
-    ropes = {layer.attention.rope for layer in config.layers}
-    tables = {rope: rope_tables(rope, batch.positions, batch.rope_lens) for rope in ropes}
-    groups = list(pool.groups)
+    tables = {rope: rope_tables(rope, batch.positions, batch.rope_lens) for rope in config.ropes}
+    if pool.slot_groups:
+        batch = located(batch, pool.positions, model.layout.num_pending)
+    groups = [*pool.groups, *pool.slot_groups]
     indices = [first_index(model.platform, batch.positions)] * len(groups)
     for number, (layer, weights) in enumerate(zip(config.layers, params.layers, strict=True)):
-        group, _ = model.layout.placement[number]
-        place = Placement(group, config.norm_eps, model.platform, model.attention, *_axes(model.sharing, number))
-        block = Block(layer, place, config.residual_scale)
-        rope = tables[layer.attention.rope]
-        x, groups[group], indices[group] = outlined(block, model.platform)(
-            x, weights, rope, batch, groups[group], indices[group]
+        used = [group for group, _ in model.layout.placement[number]]
+        shared = _axes(model.sharing, number)
+        places = tuple(
+            Placement(group, config.norm_eps, model.platform, model.attention, *shared) for group in used or [0]
         )
-    return rms_norm(x, params.final_norm, config.norm_eps), Pool(tuple(groups))
+        block = Block(layer, places, config.residual_scale)
+        ropes = tuple(tables.get(getattr(mixer, "rope", None), ()) for mixer in layer.mixers)
+        storages = tuple((groups[group], indices[group]) for group in used)
+        x, storages = outlined(block, model.platform)(x, weights, ropes, batch, storages)
+        for group, storage in zip(used, storages, strict=True):
+            groups[group], indices[group] = storage
+    return _finished(model, params, pool, groups, batch, x)
+
+
+def _finished(model: Model, params: DecoderParams, pool: Pool, groups: list, batch: TokenBatch, x):
+    count = len(pool.groups)
+    with jax.named_scope("final_norm"):
+        x = rms_norm(x, params.final_norm, model.config.norm_eps)
+    if not pool.slot_groups:
+        return x, Pool(tuple(groups))
+    x = jnp.where(misplaced(batch, model.layout.num_pending)[:, None], jnp.nan, x)
+    return x, Pool(tuple(groups[:count]), tuple(groups[count:]), advanced(pool.positions, batch))
 
 
 def _axes(sharing: Sharing | None, layer: int) -> tuple[str, str]:
     """The axis that shares a layer's heads, and the same if one norm is over all of them."""
     if sharing is None:
         return "", ""
-    return AXIS, AXIS if sharing.params.layers[layer].attention.q_norm == PartitionSpec(AXIS) else ""
+    (weights,) = sharing.params.layers[layer].mixers
+    return AXIS, AXIS if weights.q_norm == PartitionSpec(AXIS) else ""
 
 
 def _on_one_device(model: Model) -> Model:
@@ -138,9 +153,9 @@ def _on_one_device(model: Model) -> Model:
     size = tensor_size(model.mesh)
 
     def local(layer: LayerConfig) -> LayerConfig:
-        attention = layer.attention
+        (attention,) = layer.mixers
         heads, kv_heads = attention.num_heads // size, attention.num_kv_heads // size
-        return replace(layer, attention=replace(attention, num_heads=heads, num_kv_heads=kv_heads))
+        return replace(layer, mixers=(replace(attention, num_heads=heads, num_kv_heads=kv_heads),))
 
     return replace(model, config=replace(model.config, layers=tuple(map(local, model.config.layers))))
 
@@ -150,20 +165,34 @@ class Block:
     """One decoder layer as a function of its static facts; equal blocks are one function."""
 
     layer: LayerConfig
-    place: Placement
+    places: tuple[Placement, ...]
     residual: float
 
-    def __call__(self, x, weights: LayerParams, rope: tuple, batch: TokenBatch, kv: PagedKv, index):
-        """The layer's output rows `[T, D]`, its group's storage with layer `index` appended to, and the next index."""
-        eps, layer = self.place.norm_eps, self.layer
-        with jax.named_scope("attention"):
-            hidden = rms_norm(x, weights.attention_norm, eps)
-            hidden, kv = attention(hidden, weights.attention, layer.attention, rope, batch, kv, index, self.place)
-            x = x + _scaled(rms_norm(hidden, weights.attention_post_norm, eps), self.residual)
-        with jax.named_scope("mlp"):
-            hidden = mlp(rms_norm(x, weights.mlp_norm, eps), weights.mlp, layer.mlp.activation, self.place.axis)
-            x = x + _scaled(rms_norm(hidden, weights.mlp_post_norm, eps), self.residual)
-        return x, kv, index + 1
+    def __call__(self, x, weights: LayerParams, ropes: tuple, batch: TokenBatch, storages: tuple):
+        """The layer's output rows `[T, D]`, and its states brought up to date.
+
+        `storages` has for each mixer its group's storage and the layer's index there; it comes back with the indices
+        of the next layers. `ropes` are each mixer's rotary tables.
+        """
+        eps, layer = self.places[0].norm_eps, self.layer
+        after = []
+        if layer.mixers:
+            with jax.named_scope("mixer"):
+                hidden = rms_norm(x, weights.mixer_norm, eps)
+                outputs = []
+                each = zip(layer.mixers, weights.mixers, ropes, storages, self.places, strict=True)
+                for config, params, tables, (storage, index), place in each:
+                    run = MIXERS[type(config)].run
+                    out, storage = run(hidden, params, config, tables, batch, storage, index, place)
+                    outputs.append(out)
+                    after.append((storage, index + 1))
+                x = x + _scaled(rms_norm(sum(outputs[1:], outputs[0]), weights.mixer_post_norm, eps), self.residual)
+        if layer.mlp is not None:
+            with jax.named_scope("mlp"):
+                run = FEED_FORWARDS[type(layer.mlp)].run
+                hidden = run(rms_norm(x, weights.mlp_norm, eps), weights.mlp, layer.mlp, self.places[0])
+                x = x + _scaled(rms_norm(hidden, weights.mlp_post_norm, eps), self.residual)
+        return x, tuple(after)
 
 
 def _scaled(x, scale: float):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a family file hands over: a description of one model, made from its raw config."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,21 +92,29 @@ def layer_types(raw: RawConfig, otherwise: list[str]) -> list[str]:
 
 
 def model_config(raw: RawConfig, family: str, attentions: list[AttentionConfig], activation_key: str, **changes):
-    """The `ModelConfig` from the common fields; `changes` are a family's scales and caps."""
+    """The `ModelConfig` of a dense decoder from the common fields; `changes` are a family's scales and caps."""
     feed_forward = MlpConfig(raw.positive("intermediate_size"), raw.choice(activation_key, ACTIVATIONS))
+    return layered_config(raw, family, [LayerConfig((one,), feed_forward) for one in attentions], **changes)
+
+
+def layered_config(raw: RawConfig, family: str, layers: Sequence[LayerConfig], **changes) -> ModelConfig:
+    """The `ModelConfig` of these layers, the rest from the common fields or from `changes`."""
     eos = raw.token_ids("eos_token_id", raw.positive("vocab_size"))
     bos = raw.token_ids("bos_token_id")
+    facts = {
+        "max_context_tokens": lambda: raw.positive("max_position_embeddings"),
+        "norm_eps": lambda: raw.number("rms_norm_eps"),
+        "tie_embeddings": lambda: raw.flag("tie_word_embeddings"),
+    }
     return ModelConfig(
         family=family,
         vocab_size=raw.positive("vocab_size"),
         hidden_dim=raw.positive("hidden_size"),
-        layers=tuple(LayerConfig(attention, feed_forward) for attention in attentions),
-        max_context_tokens=raw.positive("max_position_embeddings"),
-        norm_eps=raw.number("rms_norm_eps"),
-        tie_embeddings=raw.flag("tie_word_embeddings"),
+        layers=tuple(layers),
         eos_token_ids=eos,
         bos_token_id=bos[0] if bos else -1,
         dtype=_dtype(raw),
+        **{name: read() for name, read in facts.items() if name not in changes},
         **changes,
     )
 

@@ -17,8 +17,8 @@ from metrale_jax.models.gguf_rules import header_config, minus_one
 from metrale_jax.models.hf_config import RawConfig
 
 NORMS = {
-    "attention_norm": "input_layernorm",
-    "attention_post_norm": "post_attention_layernorm",
+    "mixer_norm": "input_layernorm",
+    "mixer_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
     "norm_transform": one_plus,

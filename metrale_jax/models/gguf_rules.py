@@ -93,7 +93,7 @@ def unpermuted_heads(num_heads: int) -> Callable[[np.ndarray], np.ndarray]:
 
 def unpermuted_qk(config: ModelConfig) -> Mapping[str, Callable[[np.ndarray], np.ndarray]]:
     """For families whose q and k rows llama.cpp permutes."""
-    attention = config.layers[0].attention
+    attention = config.attentions[0]
     query, key = unpermuted_heads(attention.num_heads), unpermuted_heads(attention.num_kv_heads)
     return {
         "self_attn.q_proj.weight": query,

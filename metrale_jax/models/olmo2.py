@@ -13,8 +13,8 @@ def describe(raw: RawConfig) -> Description:
     config = model_config(raw, "olmo2", [attention] * raw.positive("num_hidden_layers"), "hidden_act")
     bias = raw.flag("attention_bias")
     names = DecoderNames(
-        attention_norm="",
-        attention_post_norm="post_attention_layernorm",
+        mixer_norm="",
+        mixer_post_norm="post_attention_layernorm",
         mlp_norm="",
         mlp_post_norm="post_feedforward_layernorm",
         qk_norm="full",

@@ -6,8 +6,9 @@ from dataclasses import replace
 import jax
 from jax.sharding import Mesh
 
-from metrale_jax.core.config import LayerConfig
+from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.layers.registry import kind_names
 from metrale_jax.models.decoder import Sharing
 from metrale_jax.models.family import Description
 from metrale_jax.sharding.fused import by_shard
@@ -39,7 +40,7 @@ def fitting_size(description: Description, most: int) -> int:
 
 def shared_layer(layer: LayerConfig, size: int) -> LayerConfig:
     """The layer as `size` devices hold it together. Raises `ConfigError` where they cannot."""
-    attention = layer.attention
+    attention = _attention(layer)
     for count, name in ((attention.num_heads, "query heads"), (layer.mlp.hidden_dim, "feed-forward channels")):
         if count % size:
             raise ConfigError(f"{count} {name} cannot be shared out among {size} devices; use {_listed(layer)}.")
@@ -49,11 +50,26 @@ def shared_layer(layer: LayerConfig, size: int) -> LayerConfig:
             f"{kv_heads} key and value heads can neither be shared out among {size} devices nor be held by as many "
             f"devices each; use {_listed(layer)}."
         )
-    return replace(layer, attention=replace(attention, num_kv_heads=max(kv_heads, size)))
+    return replace(layer, mixers=(replace(attention, num_kv_heads=max(kv_heads, size)),))
+
+
+def _attention(layer: LayerConfig) -> AttentionConfig:
+    if not _can_share(layer):
+        raise ConfigError(
+            f"layers of {' and '.join(kind_names(layer))} cannot be shared out among devices; use one device."
+        )
+    return layer.mixers[0]
+
+
+def _can_share(layer: LayerConfig) -> bool:
+    return [type(one) for one in (*layer.mixers, layer.mlp)] == [AttentionConfig, MlpConfig]
 
 
 def _sizes(layer: LayerConfig) -> list[int]:
-    heads, kv_heads, channels = layer.attention.num_heads, layer.attention.num_kv_heads, layer.mlp.hidden_dim
+    if not _can_share(layer):
+        return [1]
+    attention = layer.mixers[0]
+    heads, kv_heads, channels = attention.num_heads, attention.num_kv_heads, layer.mlp.hidden_dim
     return [
         size
         for size in range(1, heads + 1)

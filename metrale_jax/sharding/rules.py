@@ -24,6 +24,8 @@ RULES: Mapping[str, str | None] = MappingProxyType(
         axes.BLOCKS: None,
         axes.BLOCK_TOKENS: None,
         axes.EXPERTS: "expert",
+        axes.SLOTS: None,
+        axes.STATE: None,
         axes.QKV: "tensor",
         axes.GATE_UP: "tensor",
     }

@@ -27,6 +27,9 @@ class PagedKvSpec:
     kv_format: str
 
 
+NO_PAGES = PagedKvSpec(1, 1, 1, 0, "float32")
+"""The group of a model that keeps nothing by token: it has no layers."""
+
 AXES = (axes.LAYERS, axes.BLOCKS, axes.BLOCK_TOKENS, axes.KV_HEADS, axes.HEAD_DIM)
 SCALE_AXES = (axes.LAYERS, axes.BLOCKS, axes.KV_HEADS, axes.BLOCK_TOKENS)
 

@@ -4,75 +4,113 @@
 It has one owner: a step takes it donated and the caller rebinds it in the same statement.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh
 
+from metrale_jax.sharding import axes
 from metrale_jax.sharding.rules import partition_spec
-from metrale_jax.state import paged
-from metrale_jax.state.paged import PagedKv, PagedKvSpec
+from metrale_jax.state.paged import NO_PAGES
+from metrale_jax.state.registry import BY_BLOCK, BY_SLOT, OF_STORAGE
 
 
 @struct.dataclass
 class Pool:
-    """Storage groups in the order of `PoolLayout.groups`."""
+    """Storage in the order of `PoolLayout`: `groups` held by block, `slot_groups` by slot. int32 `positions [U]` says
+    how many tokens the state in a slot has taken in; `()` where no layer keeps state in slots."""
 
-    groups: tuple[PagedKv, ...]
+    groups: tuple
+    slot_groups: tuple = ()
+    positions: Any = ()
 
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """How layers map to groups: `groups` holds the distinct specs, `placement[i]` is layer i's (group, index in it)."""
+    """How layers map to groups: `groups` and `slot_groups` hold the distinct specs, `placement[i]` the (group, index in
+    it) of each state of layer i, where slot groups are counted on from the others."""
 
-    groups: tuple[PagedKvSpec, ...]
-    placement: tuple[tuple[int, int], ...]
+    groups: tuple[Hashable, ...]
+    placement: tuple[tuple[tuple[int, int], ...], ...]
     block_size: int
+    slot_groups: tuple[Hashable, ...] = ()
 
     def num_layers(self, group: int) -> int:
         """Layers of a group."""
-        return sum(1 for owner, _ in self.placement if owner == group)
+        return sum(owner == group for places in self.placement for owner, _ in places)
 
     def bytes_per_block(self, group: int) -> int:
         """Bytes of one block of a group, over all its layers."""
-        return paged.bytes_per_block(self.groups[group], self.num_layers(group), self.block_size)
+        spec = self.groups[group]
+        return BY_BLOCK[type(spec)].bytes_per_block(spec, self.num_layers(group), self.block_size)
+
+    @property
+    def kv_formats(self) -> tuple[str, ...]:
+        """The distinct formats of what is held by block."""
+        return tuple(dict.fromkeys(spec.kv_format for spec in self.groups))
+
+    @property
+    def num_pending(self) -> int:
+        """The drafted tokens that every slot can hold until it is known which stand."""
+        return min((spec.num_pending for spec in self.slot_groups), default=0)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one slot, over all layers that keep state in slots; 0 where there are none."""
+        numbered = enumerate(self.slot_groups, start=len(self.groups))
+        return sum(BY_SLOT[type(spec)].bytes_per_slot(spec, self.num_layers(g)) for g, spec in numbered)
 
 
-def make_layout(specs: tuple[PagedKvSpec, ...], block_size: int) -> PoolLayout:
-    """Equal specs stacked into groups, in order of first appearance."""
-    groups: list[PagedKvSpec] = []
-    counts: list[int] = []
+def make_layout(specs: tuple[tuple[Hashable, ...], ...], block_size: int) -> PoolLayout:
+    """Equal specs stacked into groups, in order of first appearance; `specs[i]` are those of layer i.
+
+    Where none is held by block there is one group of no layers and no bytes: blocks still count a sequence's tokens.
+    """
+    flat = [spec for layer in specs for spec in layer]
+    by_block = tuple(dict.fromkeys(spec for spec in flat if type(spec) in BY_BLOCK)) or (NO_PAGES,)
+    by_slot = tuple(dict.fromkeys(spec for spec in flat if type(spec) in BY_SLOT))
+    numbers = {spec: number for number, spec in enumerate((*by_block, *by_slot))}
+    counts = [0] * len(numbers)
     placement = []
-    for spec in specs:
-        if spec not in groups:
-            groups.append(spec)
-            counts.append(0)
-        group = groups.index(spec)
-        placement.append((group, counts[group]))
-        counts[group] += 1
-    return PoolLayout(tuple(groups), tuple(placement), block_size)
+    for layer in specs:
+        places = []
+        for spec in layer:
+            group = numbers[spec]
+            places.append((group, counts[group]))
+            counts[group] += 1
+        placement.append(tuple(places))
+    return PoolLayout(by_block, tuple(placement), block_size, by_slot)
 
 
-def abstract_pool(layout: PoolLayout, num_blocks: tuple[int, ...]) -> Pool:
-    """Shapes of a pool with `num_blocks[g]` blocks in group g, block 0 included."""
-    return Pool(
-        tuple(
-            paged.abstract(spec, layout.num_layers(g), num_blocks[g], layout.block_size)
-            for g, spec in enumerate(layout.groups)
-        )
+def abstract_pool(layout: PoolLayout, num_blocks: tuple[int, ...], num_slots: int = 2) -> Pool:
+    """Shapes of a pool with `num_blocks[g]` blocks in group g, block 0 included, and `num_slots` slots, slot 0
+    included."""
+    blocks = tuple(
+        BY_BLOCK[type(spec)].abstract(spec, layout.num_layers(g), num_blocks[g], layout.block_size)
+        for g, spec in enumerate(layout.groups)
     )
+    slots = tuple(
+        BY_SLOT[type(spec)].abstract(spec, layout.num_layers(g), num_slots)
+        for g, spec in enumerate(layout.slot_groups, start=len(layout.groups))
+    )
+    return Pool(blocks, slots, jax.ShapeDtypeStruct((num_slots,), jnp.int32) if slots else ())
 
 
 def pool_specs(pool: Pool, mesh: Mesh) -> Pool:
     """Where each array of a pool lies on `mesh`: a tree of `PartitionSpec`."""
 
-    def placed(leaf, axes):
-        return partition_spec(axes, leaf.shape, mesh)
+    def placed(leaf, names):
+        return partition_spec(names, leaf.shape, mesh)
 
-    return Pool(tuple(jax.tree.map(placed, kv, paged.logical_axes(kv)) for kv in pool.groups))
+    def groups(storages):
+        return tuple(jax.tree.map(placed, kv, OF_STORAGE[type(kv)].logical_axes(kv)) for kv in storages)
+
+    positions = jax.tree.map(lambda leaf: placed(leaf, (axes.SLOTS,)), pool.positions)
+    return Pool(groups(pool.groups), groups(pool.slot_groups), positions)
 
 
 def zeros(spec: jax.ShapeDtypeStruct) -> jax.Array:
@@ -80,11 +118,19 @@ def zeros(spec: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(spec.shape, spec.dtype)
 
 
-def make_pool(layout: PoolLayout, num_blocks: tuple[int, ...], fill: Callable = zeros) -> Pool:
+def make_pool(layout: PoolLayout, num_blocks: tuple[int, ...], fill: Callable = zeros, num_slots: int = 2) -> Pool:
     """A fresh pool; `fill` makes each array (tests pass one that fills with NaN)."""
-    return jax.tree.map(fill, abstract_pool(layout, num_blocks))
+    return jax.tree.map(fill, abstract_pool(layout, num_blocks, num_slots))
 
 
 def copy_blocks(pool: Pool, sources, targets) -> Pool:
     """The pool with each group's blocks `targets[g]` overwritten by `sources[g]`: copy on first write after a fork."""
-    return Pool(tuple(paged.copy_blocks(kv, s, t) for kv, s, t in zip(pool.groups, sources, targets, strict=True)))
+    each = zip(pool.groups, sources, targets, strict=True)
+    return pool.replace(groups=tuple(OF_STORAGE[type(kv)].copy_blocks(kv, s, t) for kv, s, t in each))
+
+
+def copy_slots(pool: Pool, source, target) -> Pool:
+    """The pool with slots `target [n]` overwritten by slots `source [n]`, their positions too."""
+    copied = tuple(OF_STORAGE[type(one)].copy_slots(one, source, target) for one in pool.slot_groups)
+    positions = pool.positions.at[target].set(pool.positions[source], mode="promise_in_bounds")
+    return pool.replace(slot_groups=copied, positions=positions)

@@ -7,6 +7,7 @@ from jaxtyping import Array, Int
 from metrale_jax.core.batch import Segment, TokenBatch
 from metrale_jax.core.sequence import SequenceState
 from pallas_kernels.paged_attention.op import SequenceRows, by_length, cut_pieces
+from pallas_kernels.state_rows import StateRows
 
 
 def ragged_batch(
@@ -60,4 +61,10 @@ def _segment(state, lengths, starts, num_tokens, max_query_len, uniform):
     kv_lens = jnp.where(lengths > 0, state.seq_len + lengths, 0)
     rows = tuple(SequenceRows(table, kv_lens, lengths, starts, max_query_len) for table in state.block_tables)
     rows = tuple(row.replace(pieces=by_length(row) if uniform else cut_pieces(row, num_tokens)) for row in rows)
-    return Segment(rows=rows, num_tokens=num_tokens, uniform=uniform)
+    return Segment(rows, _state_rows(state, lengths, starts, max_query_len), num_tokens, uniform)
+
+
+def _state_rows(state, lengths, starts, max_query_len):
+    # How many rows are pending is told by the pool, which the forward pass has.
+    slots = jnp.where(lengths > 0, state.recurrent_slot, 0)
+    return StateRows(slots, state.seq_len, lengths, starts, jnp.zeros_like(lengths), max_query_len)

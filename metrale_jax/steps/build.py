@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Sharding
 
 from metrale_jax.models.decoder import Model
-from metrale_jax.state.pool import Pool, abstract_pool, copy_blocks, make_pool, zeros
+from metrale_jax.state.pool import Pool, abstract_pool, copy_blocks, copy_slots, make_pool, zeros
 from metrale_jax.steps.decode import decode
 from metrale_jax.steps.home import Home, placed_as
 from metrale_jax.steps.mixed import mixed
@@ -44,7 +44,12 @@ HEADS: Mapping[str, Callable] = MappingProxyType(
 )
 # Functions of neither, and which of their arguments are donated.
 UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
-    {"copy_blocks": (copy_blocks, (0,)), "pick_rows": (pick_rows, ()), "put_tokens": (put_tokens, ())}
+    {
+        "copy_blocks": (copy_blocks, (0,)),
+        "copy_slots": (copy_slots, (0,)),
+        "pick_rows": (pick_rows, ()),
+        "put_tokens": (put_tokens, ()),
+    }
 )
 
 
@@ -138,20 +143,20 @@ class Steps:
             self._num_compiles += 1
         return compiled
 
-    def make_pool(self, num_blocks: tuple[int, ...], fill: Callable = zeros) -> Pool:
-        """A fresh pool of `num_blocks[g]` blocks in group g, at the home of these steps."""
-        ready = self.ready(pool_key(num_blocks)) if fill is zeros else None
-        return (ready or self.pool_program(num_blocks, fill))()
+    def make_pool(self, num_blocks: tuple[int, ...], fill: Callable = zeros, num_slots: int = 2) -> Pool:
+        """A fresh pool of `num_blocks[g]` blocks in group g and `num_slots` slots, at the home of these steps."""
+        ready = self.ready(pool_key(num_blocks, num_slots)) if fill is zeros else None
+        return (ready or self.pool_program(num_blocks, fill, num_slots))()
 
-    def pool_program(self, num_blocks: tuple[int, ...], fill: Callable = zeros) -> Callable:
+    def pool_program(self, num_blocks: tuple[int, ...], fill: Callable = zeros, num_slots: int = 2) -> Callable:
         """The jitted program that makes a pool; takes nothing."""
         # Made where it stays: a pool that was moved would be there twice for a moment.
-        formats = self._formats(abstract_pool(self.model.layout, num_blocks))
-        return jax.jit(partial(make_pool, self.model.layout, num_blocks, fill), out_shardings=formats)
+        formats = self._formats(abstract_pool(self.model.layout, num_blocks, num_slots))
+        return jax.jit(partial(make_pool, self.model.layout, num_blocks, fill, num_slots), out_shardings=formats)
 
-    def abstract_pool(self, num_blocks: tuple[int, ...]) -> Pool:
+    def abstract_pool(self, num_blocks: tuple[int, ...], num_slots: int = 2) -> Pool:
         """Shapes and formats of what `make_pool` makes."""
-        pool = abstract_pool(self.model.layout, num_blocks)
+        pool = abstract_pool(self.model.layout, num_blocks, num_slots)
         return pool if self.home is None else jax.tree.map(placed_as, pool, self._formats(pool))
 
     def _formats(self, pool):
@@ -183,6 +188,6 @@ def key_text(key: tuple) -> str:
     return repr(key)
 
 
-def pool_key(num_blocks: tuple[int, ...]) -> str:
+def pool_key(num_blocks: tuple[int, ...], num_slots: int) -> str:
     """The key of the program that makes a pool."""
-    return key_text(("make_pool", num_blocks))
+    return key_text(("make_pool", num_blocks, num_slots))

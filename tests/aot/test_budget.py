@@ -16,6 +16,7 @@ from metrale_jax.aot.shapes import describe, model_for
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.models.decoder import make_model
+from metrale_jax.state.formats import StateFormats
 
 BUDGETS = st.builds(
     Budget,
@@ -47,7 +48,7 @@ def test_the_longest_context_fits_and_a_block_more_does_not(budget, sequences, l
 def qwen():
     """Qwen3-8B as one device holds it: static half and shapes."""
     description = describe(model_for("qwen3-8b"))
-    model = make_model(description.config, "cuda", 16, "bfloat16")
+    model = make_model(description.config, "cuda", 16, StateFormats("bfloat16", "bfloat16"))
     return model, abstract_params(description.specs, "bfloat16")
 
 
@@ -88,7 +89,7 @@ def test_a_chunk_reads_its_past_once_and_each_token_looks_back(qwen):
 
 def test_a_window_bounds_what_is_read():
     description = describe(model_for("gemma-3-27b"))
-    model = make_model(description.config, "cuda", 16, "bfloat16")
+    model = make_model(description.config, "cuda", 16, StateFormats("bfloat16", "bfloat16"))
     params = abstract_params(description.specs, "bfloat16")
     short, long = (decode_work(model, params, 1, context).kv_bytes for context in (1024, 8192))
     # Ten of 62 layers see the whole past, the others 1024 tokens.

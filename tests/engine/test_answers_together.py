@@ -13,6 +13,7 @@ from metrale_jax.generate import first_state
 from metrale_jax.models.decoder import make_model
 from metrale_jax.sampling.constraints import mask_of
 from metrale_jax.sampling.params import SamplingParams, seed_bits
+from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import make_pool
 from metrale_jax.steps.build import Steps
 from tests.engine.conftest import LONG, Kit
@@ -381,7 +382,7 @@ def dynamic(golden):
     """A kit whose frequencies follow the length above 64 tokens, where the checkpoint lets its context end."""
     stored = golden("llama-dynamic", LONG.block_size)
     config = replace(stored.config, max_context_tokens=LONG.max_context_tokens)
-    steps = Steps(make_model(config, "cpu", LONG.block_size, "float32"))
+    steps = Steps(make_model(config, "cpu", LONG.block_size, StateFormats("float32", "float32")))
     return Kit(SimpleNamespace(params=stored.params, config=config, steps=steps, layout=stored.layout), True, LONG)
 
 

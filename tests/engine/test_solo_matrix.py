@@ -12,6 +12,7 @@ import pytest
 from metrale_jax.models.decoder import make_model
 from metrale_jax.runtime import RunOptions, load_model
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.state.formats import StateFormats
 from metrale_jax.steps.build import Steps
 from tests.engine.conftest import LONG, Job, Kit
 
@@ -144,7 +145,7 @@ def smollm2_kit(num_layers: int | None) -> Kit:
     model = load_model(SMOLLM2, RunOptions(block_size=LONG.block_size))
     config = replace(model.config, layers=model.config.layers[:num_layers])
     params = model.params.replace(layers=model.params.layers[:num_layers])
-    steps = Steps(make_model(config, "cpu", LONG.block_size, "float32"))
+    steps = Steps(make_model(config, "cpu", LONG.block_size, StateFormats("float32", "float32")))
     name = f"{SMOLLM2}, {len(config.layers)} layers"
     return Kit(
         SimpleNamespace(name=name, params=params, config=config, steps=steps, layout=steps.model.layout), True, LONG

@@ -93,7 +93,7 @@ def check(path, sizes):
 
 def check_shares(loaded, size):
     layer = loaded.params.layers[0]
-    for weight in (layer.attention.qkv.weight, layer.attention.out.weight, layer.mlp.gate_up.weight):
+    for weight in (layer.mixers[0].qkv.weight, layer.mixers[0].out.weight, layer.mlp.gate_up.weight):
         assert weight.addressable_shards[0].data.size * size == weight.size
     pool = jax.tree.leaves(loaded.steps.make_pool((3,) * len(loaded.model.layout.groups)))
     assert all(leaf.addressable_shards[0].data.size * size == leaf.size for leaf in pool)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent state: one matrix a head, the tail of a short convolution, and inputs that wait for their verdict.
+
+Rolling back does not exist. A step that runs drafts computes their outputs without taking them into the state and keeps
+what would: the pending rows. The next step folds the accepted ones in, before its own tokens. Which were accepted is
+told by positions: the pool knows how many tokens a slot has taken in, the sequence how long it is.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from metrale_jax.sharding import axes
+
+
+@dataclass(frozen=True)
+class RecurrentSpec:
+    """What one recurrent layer keeps for a sequence.
+
+    A matrix `[num_heads, rows, columns]` in `dtype`; the last `conv_width - 1` inputs of `conv_channels`, in
+    `input_dtype`; and of each of up to `num_pending` tokens its convolution inputs and, for every entry of `inputs`, a
+    float32 array of that shape with which a layer's kernel can take the token in.
+    """
+
+    num_heads: int
+    rows: int
+    columns: int
+    conv_channels: int
+    conv_width: int
+    inputs: tuple[tuple[int, ...], ...]
+    num_pending: int
+    dtype: str
+    input_dtype: str
+
+
+@struct.dataclass
+class Recurrent:
+    """The storage of a group of layers.
+
+    `matrix [L, U, H, R, C]`, `conv [L, U, W - 1, X]` (oldest first), `pending_conv [L, U, J, X]`, and `pending`, arrays
+    `[L, U, J, ...]`; both are `()` where nothing is ever pending.
+    """
+
+    matrix: Any
+    conv: Any
+    pending_conv: Any = ()
+    pending: tuple = ()
+
+
+def abstract(spec: RecurrentSpec, num_layers: int, num_slots: int) -> Recurrent:
+    """Shapes and dtypes of a group's storage."""
+
+    def of(dtype, *shape):
+        return jax.ShapeDtypeStruct((num_layers, num_slots, *shape), jnp.dtype(dtype))
+
+    count = spec.num_pending
+    return Recurrent(
+        matrix=of(spec.dtype, spec.num_heads, spec.rows, spec.columns),
+        conv=of(spec.input_dtype, spec.conv_width - 1, spec.conv_channels),
+        pending_conv=of(spec.input_dtype, count, spec.conv_channels) if count else (),
+        pending=tuple(of("float32", count, *shape) for shape in spec.inputs) if count else (),
+    )
+
+
+def logical_axes(storage: Recurrent) -> Recurrent:
+    """The names of the axes of each array of a group's storage: every device has all of it."""
+    return jax.tree.map(lambda leaf: (axes.LAYERS, axes.SLOTS, *(axes.STATE,) * (leaf.ndim - 2)), storage)
+
+
+def copy_slots(storage: Recurrent, source, target) -> Recurrent:
+    """The storage with slots `target [n]` overwritten by slots `source [n]`, in every layer."""
+    return jax.tree.map(lambda x: x.at[:, target].set(x[:, source], mode="promise_in_bounds"), storage)
+
+
+def bytes_per_slot(spec: RecurrentSpec, num_layers: int) -> int:
+    """What one slot of a group costs."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract(spec, num_layers, 1)))
