@@ -32,7 +32,7 @@ class ShapePlan:
     """Bucketed sizes of steps. `table_width` is M, block ids a row; slots are numbered from 1.
 
     Without `mixes`, decoding and prefill are launched apart, each with fitting sizes. `step_tokens` prompt tokens take
-    as long as the rest of a step.
+    as long as the rest of a step. Beside the slots of sequences the pool has some for `num_snapshots`.
     """
 
     num_slots: int
@@ -42,6 +42,12 @@ class ShapePlan:
     stop_ids: int
     mixes: bool = True
     step_tokens: int = 0
+    num_snapshots: int = 0
+
+    @property
+    def pool_slots(self) -> int:
+        """Slots of the pool: that of padding, one a sequence, and one a snapshot."""
+        return 1 + self.num_slots + self.num_snapshots
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
@@ -95,4 +101,5 @@ def make_shape_plan(config, num_eos_ids: int) -> ShapePlan:
         stop_ids=next_power_of_two(max(8, num_eos_ids)),
         mixes=config.mixed_steps,
         step_tokens=config.step_tokens,
+        num_snapshots=config.num_snapshots,
     )

@@ -21,7 +21,7 @@ from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates, ChunkRows, DecodeRows, DrawRows
 
-# Blocks copied by one call: forks copy one block a sequence, and a longer list takes several calls.
+# Blocks or slots copied by one call: forks copy one a sequence, and a longer list takes several calls.
 COPIES = 8
 FAILURES = (ArithmeticError, AssertionError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 """What running a program may raise, a device's own `JaxRuntimeError` (a RuntimeError) among them."""
@@ -63,8 +63,8 @@ class Device:
         self._programs: dict[tuple, Callable] = {}
         self._zeros: dict[int, jax.Array] = {}
         layout = steps.model.layout
-        num_slots = shapes.num_slots + 1
-        self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill, num_slots)
+        self._has_slots = bool(layout.slot_groups)
+        self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill, shapes.pool_slots)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
         self.num_groups = len(layout.groups)
         self.reset()
@@ -136,6 +136,16 @@ class Device:
                 sources[copy.group][column], targets[copy.group][column] = copy.source, copy.target
             self.pool = self._run("copy_blocks", (), self.pool, sources, targets)
 
+    def copy_slots(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies what layers keep in slots, (from, to) each, before any step that is dispatched later."""
+        if not self._has_slots:
+            return
+        for start in range(0, len(copies), COPIES):
+            part = copies[start : start + COPIES]
+            pairs = np.zeros((2, slot_copies(len(part))), np.int32)
+            pairs[:, : len(part)] = np.transpose(part)
+            self.pool = self._run("copy_slots", pairs.shape[1], self.pool, pairs[0], pairs[1])
+
     def _run(self, name: str, sizes: Hashable, *arguments, **static) -> Any:
         """The results of a program, which is found by `sizes`: nothing else of its arguments' shapes varies over one
         pool, and to look at them all costs more than all that the host does for eight sequences. A program raises
@@ -155,6 +165,11 @@ class Device:
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
+
+
+def slot_copies(count: int) -> int:
+    """How many slots a program copies where `count` are to be: states are large, and one at a time is usual."""
+    return 1 if count == 1 else COPIES
 
 
 def head_of(params: DecoderParams) -> DecoderParams:

@@ -16,16 +16,18 @@ DOUBLING_TOKENS = 16384
 class Node:
     """One whole block of tokens, `key`, in a block of each group; 0 is a hole that a window left. A root has no block.
 
+    `snapshot` is the unit that holds the state of recurrent layers at its end, 0 for none (see `snapshots`).
     `pins` counts the pins of this node and of all below it. A node of an older `generation` than its tree's is dead.
     """
 
-    __slots__ = ("blocks", "children", "depth", "generation", "key", "parent", "pins", "queued", "worth")
+    __slots__ = ("blocks", "children", "depth", "generation", "key", "parent", "pins", "queued", "snapshot", "worth")
 
     def __init__(self, parent: "Node | None", key: Hashable, blocks: tuple[int, ...], generation: int):
         self.parent, self.key, self.blocks, self.generation = parent, key, blocks, generation
         self.children: dict[tuple, Node] = {}
         self.depth = parent.depth + 1 if parent else 0
         self.pins = 1
+        self.snapshot = 0
         self.worth = 0
         self.queued = False
 

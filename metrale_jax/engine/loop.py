@@ -155,6 +155,11 @@ class Engine:
             self._guarded(decoding, lambda: self.device.copy_blocks(copies))
             decoding = [request for request in decoding if request.lease is not None]
             chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
+        restores = self.roster.restores()
+        if restores and chunks:
+            self._guarded([request for request, _ in chunks], lambda: self.device.copy_slots(restores))
+            decoding = [request for request in decoding if request.lease is not None]
+            chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
         self.counters.enter("launch", self.clock())
         num_launched = sum(self._launch(*part) for part in self._parts(decoding, chunks))
         while len(self._unread) > num_launched:
@@ -263,17 +268,25 @@ class Engine:
         hidden = self.device.advance(rows, fill)
         scores = self._scores(hidden, chunks, sizes)
         drawing = [(row, request) for row, request in enumerate(decoding)]
+        copies = {}  # by target: a unit may be taken twice in one step, and the second is who keeps it
         for request in decoding:
             request.seq_len += 1
             request.in_flight += 1
+            copies[self.roster.memory.checkpoint(request)] = request.slot
         for row, (request, size) in enumerate(chunks, start=sizes.decode_rows):
             request.seq_len += size
             shares = self.roster.memory.keep(request)
+            copies[self.roster.memory.snapshot(request)] = request.slot
             if request.lease.drop_behind_windows(request.seq_len) or shares:
                 self.slots.write(request.slot, request.lease)
             if not request.remaining:
-                drawing += [(row, one) for one in self.roster.join(request)]
+                joined = self.roster.join(request)
+                copies |= {one.slot: request.slot for one in joined[1:]}
+                drawing += [(row, one) for one in joined]
                 self._draws.slots_changed()
+        copies.pop(0, None)
+        if copies:
+            self.device.copy_slots([(source, target) for target, source in copies.items()])
         if not drawing:
             return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
         if any([request.constraint is not None for _, request in drawing]):
@@ -391,6 +404,7 @@ class Engine:
             self._finish(leader, "stop" if stopped else "length")
             return
         self.roster.run_beams(search)
+        self.device.copy_slots(search.copies)
         slots, tokens = [row.slot for row in search.beams], [row.output[-1] for row in search.beams]
         self._draws.slots_changed()
         self.device.put_tokens(padded(slots, self.shapes.num_slots), padded(tokens, self.shapes.num_slots))

@@ -13,6 +13,7 @@ from metrale_jax.engine.hooks import Hook, ignore
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.settings import EngineConfig, blocks_for
+from metrale_jax.engine.snapshots import Snapshots
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.state.pool import zeros
 from metrale_jax.steps.build import Steps
@@ -32,8 +33,15 @@ def make_engine(
     shapes = shapes or make_shape_plan(config, len(model.config.eos_token_ids))
     num_blocks = blocks_for(model.layout, config)
     windows = tuple(spec.window for spec in model.layout.groups)
+    snapshots = Snapshots(shapes.num_slots + 1, shapes.num_snapshots) if model.layout.slot_groups else None
     memory = Memory(
-        num_blocks, windows, config.block_size, partial(rope_regime, model.config), keep=config.prefix_cache
+        num_blocks,
+        windows,
+        config.block_size,
+        partial(rope_regime, model.config),
+        keep=config.prefix_cache,
+        snapshots=snapshots,
+        policy=config.snapshot_policy,
     )
     limits = Limits(
         max_context_tokens=config.max_context_tokens,

@@ -5,16 +5,19 @@ from collections.abc import Callable, Hashable
 
 from metrale_jax.engine.blocks import BlockAllocator
 from metrale_jax.engine.lease import BlockCopy, Lease
+from metrale_jax.engine.leaves import Node
 from metrale_jax.engine.pin import Pin
 from metrale_jax.engine.radix import RadixTree
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy, Snapshots
 
 
 class Memory:
     """Leases over `num_blocks` blocks of each group, and the prefix tree that keeps what leases give back.
 
     `windows[g]` is group g's sliding window. `regime(length)` names what a prompt of that length makes of its keys
-    beside their tokens: blocks of one regime never serve another. With `keep` false nothing is kept.
+    beside their tokens: blocks of one regime never serve another. With `keep` false nothing is kept. `snapshots` are
+    for a model with recurrent layers, None for others: of such a model no prefix is of use without a state.
     """
 
     def __init__(
@@ -24,10 +27,13 @@ class Memory:
         block_size: int,
         regime: Callable[[int], Hashable],
         keep: bool,
+        snapshots: Snapshots | None = None,
+        policy: SnapshotPolicy = DEFAULT_POLICY,
     ):
         self.allocators = tuple(BlockAllocator(num_blocks) for _ in windows)
-        self.tree = RadixTree(self.allocators, windows, block_size)
-        self._windows, self._block_size, self._regime, self._keep = windows, block_size, regime, keep
+        self.tree = RadixTree(self.allocators, windows, block_size, snapshots)
+        self.snapshots, self._policy = snapshots if keep else None, policy
+        self._windows, self.block_size, self._regime, self._keep = windows, block_size, regime, keep
 
     @property
     def num_usable(self) -> int:
@@ -51,7 +57,9 @@ class Memory:
             most = 0 if request.params.prompt_logprobs is not None else request.num_tokens - 1
             match = self.tree.match((*request.namespace, self._regime(request.known_len)), tokens, most)
             tables, request.seq_len, pin = match.tables, match.num_tokens, Pin(self.tree, match.node)
-        request.lease = Lease(self.allocators, self._windows, self._block_size, tables, pin=pin)
+            if self.snapshots is not None:
+                request.resume, request.cuts = match.snapshot, self._cuts(request, match.num_seen)
+        request.lease = Lease(self.allocators, self._windows, self.block_size, tables, pin=pin)
         return request.lease.missing(request.num_tokens + 1) + before - self.num_available
 
     def grow(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
@@ -77,18 +85,51 @@ class Memory:
             written = min(written, request.known_len)
         pin, tables = request.lease.pin, request.lease.tables
         before = pin.num_tokens
-        if written - before < self._block_size:
+        if written - before < self.block_size:
             return False
         pin.extend(request.tokens(before, written), tables)
         return pin.share(before, tables)
+
+    def _cuts(self, request: Request, num_seen: int) -> tuple[int, ...]:
+        """Lengths at which the request's prompt is cut, for the sake of the snapshots that can be taken there."""
+        policy, size = self._policy, self.block_size
+        wanted = (policy.branches, num_seen), (policy.last_block, (request.num_tokens - 1) // size * size)
+        least = request.seq_len + policy.min_tokens
+        return tuple(sorted({length for asked, length in wanted if asked and length >= least}))
+
+    def snapshot(self, request: Request) -> int:
+        """The unit that the state of a request, whose chunk is dispatched, is to be copied to; 0 for none."""
+        if self.snapshots is None or not (self._policy.chunk_ends or request.seq_len in request.cuts):
+            return 0
+        pin = request.lease.pin
+        at_node = request.seq_len and pin.num_tokens == request.seq_len
+        return self.snapshots.take(pin.node) if at_node else 0
+
+    def checkpoint(self, request: Request) -> int:
+        """The same for a request that decodes."""
+        every = self._policy.decode_blocks * self.block_size
+        if self.snapshots is None or not every or request.seq_len % every:
+            return 0
+        self._end_checkpoint(request, None)
+        request.checkpoint = self.snapshots.checkpoint(request.seq_len)
+        return request.checkpoint.unit if request.checkpoint is not None else 0
+
+    def _end_checkpoint(self, request: Request, node: Node | None) -> None:
+        if request.checkpoint is not None:
+            self.snapshots.keep(request.checkpoint, node)
+            request.checkpoint = None
 
     def end(self, request: Request, keep: bool) -> None:
         """Takes the request's lease back; with `keep`, what it wrote stays for later prompts."""
         if request.lease is not None:
             if keep:
                 self.keep(request)
+            if request.checkpoint is not None:
+                self._end_checkpoint(
+                    request, request.lease.pin.node_at(request.checkpoint.num_tokens) if keep else None
+                )
             request.lease.release()
-            request.lease = None
+            request.lease, request.resume, request.cuts = None, 0, ()
 
     def forget(self) -> None:
         """Drops all that is kept: what the pool held is lost, or not to be trusted."""

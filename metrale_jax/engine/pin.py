@@ -20,6 +20,20 @@ class Pin(AbstractPin):
         """Tokens on the pinned path: those of the sequence from here on are not in the tree yet."""
         return self._node.depth * self._tree.block_size
 
+    @property
+    def node(self) -> Node:
+        """The last node of the pinned path."""
+        return self._node
+
+    def node_at(self, num_tokens: int) -> Node | None:
+        """The node of the pinned path that ends after `num_tokens`; None where the path is shorter, or forgotten."""
+        if num_tokens % self._tree.block_size or num_tokens > self.num_tokens or not self._tree.knows(self._node):
+            return None
+        node = self._node
+        while node.depth * self._tree.block_size > num_tokens:
+            node = node.parent
+        return node if node.parent is not None else None
+
     def extend(self, tokens: Sequence[int], tables: Sequence[Sequence[int]]) -> None:
         """Keeps the whole blocks of `tokens`, which are written and follow `num_tokens`; `tables` are the lease's.
 

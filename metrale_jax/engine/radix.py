@@ -8,39 +8,29 @@ holds its blocks alone, and evicting it frees them all; this is what makes `num_
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 
 from metrale_jax.engine.blocks import BlockAllocator
 from metrale_jax.engine.lease import first_visible_block
 from metrale_jax.engine.leaves import LeafQueue, Node
-
-
-@dataclass(frozen=True)
-class Match:
-    """A pinned `node`, and a table for each group of the `num_tokens` tokens up to it, each block with a reference."""
-
-    node: Node
-    tables: list[list[int]]
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class RadixStats:
-    """Nodes now, blocks kept now in each group, and counts since the beginning, which `clear` leaves alone."""
-
-    num_nodes: int
-    num_blocks: tuple[int, ...]
-    query_tokens: int
-    hit_tokens: int
-    evicted_nodes: int
+from metrale_jax.engine.match import Match, RadixStats
+from metrale_jax.engine.snapshots import Snapshots
 
 
 class RadixTree:
-    """A tree for each namespace: anything hashable that says what besides the tokens decides a block's content."""
+    """A tree for each namespace: anything hashable that says what besides the tokens decides a block's content.
 
-    def __init__(self, allocators: tuple[BlockAllocator, ...], windows: tuple[int, ...], block_size: int):
+    With `snapshots` a prefix can be used only where one has been taken.
+    """
+
+    def __init__(
+        self,
+        allocators: tuple[BlockAllocator, ...],
+        windows: tuple[int, ...],
+        block_size: int,
+        snapshots: Snapshots | None = None,
+    ):
         assert len(allocators) == len(windows) > 0, f"{len(allocators)} allocators and {len(windows)} windows"
-        self.block_size = block_size
+        self.block_size, self.snapshots = block_size, snapshots
         self._allocators, self._windows, self._may_lack = allocators, windows, any(windows)
         self._roots: dict[Hashable, Node] = {}
         self._leaves = LeafQueue(block_size)
@@ -60,6 +50,10 @@ class RadixTree:
         counts = self._query_tokens, self._hit_tokens, self._evicted_nodes
         return RadixStats(self._num_nodes, tuple(self._kept), *counts)
 
+    def knows(self, node: Node) -> bool:
+        """Whether `node` is of this tree as it is now."""
+        return node.generation == self._generation
+
     def match(self, namespace: Hashable, tokens: Sequence[int], max_tokens: int) -> Match:
         """The longest prefix of whole blocks, at most `max_tokens`, from which every group can go on; pinned.
 
@@ -78,7 +72,10 @@ class RadixTree:
             path.append(child)
             node = child
         if self._may_lack and any(0 in node.blocks for node in path):
-            del path[self._usable(path) :]
+            del path[self._usable(path, stateless=True) :]
+        num_seen = len(path) * size
+        if self.snapshots is not None:
+            del path[self._usable(path, stateless=False) :]
         root.pins += 1
         for node in path:
             if not node.pins:
@@ -93,7 +90,9 @@ class RadixTree:
             blocks = [node.blocks[group] for node in path[first:]]
             allocator.share(blocks)
             tables.append([0] * first + blocks)
-        return Match(path[-1] if path else root, tables, num_tokens)
+        node = path[-1] if path else root
+        snapshot = self.snapshots.use(node) if self.snapshots is not None and path else 0
+        return Match(node, tables, num_tokens, num_seen, snapshot)
 
     def insert(self, node: Node, tokens: Sequence[int], tables: Sequence[Sequence[int]]) -> Node:
         """The deepest node after extending pinned `node` by whole written blocks; the pin moves there.
@@ -175,7 +174,10 @@ class RadixTree:
 
     def clear(self) -> None:
         """Forgets every node, pinned ones too; what is done with an old node afterwards does nothing."""
+        if self.snapshots is not None:
+            self.snapshots.clear()
         for node in list(self._nodes()):
+            node.snapshot = 0
             self._release_blocks(node)
             node.children.clear()
         self._roots = {}
@@ -199,6 +201,8 @@ class RadixTree:
                 alone = node.pins or not node.blocks[group] or not self._allocators[group].shared(node.blocks[group])
                 assert alone, f"block {node.blocks[group]} is held by somebody who does not pin its node"
         self._leaves.check(nodes)
+        if self.snapshots is not None:
+            self.snapshots.check(nodes)
         for node in self._nodes():
             assert node.generation == self._generation, "a node outlived its generation"
             assert node.pins >= sum(child.pins for child in node.children.values()), "a pin does not reach the root"
@@ -221,15 +225,16 @@ class RadixTree:
         root.pins = 0
         return root
 
-    def _usable(self, path: list[Node]) -> int:
-        """The most nodes of `path` after which the next token finds all that it sees in every group."""
+    def _usable(self, path: list[Node], stateless: bool) -> int:
+        """The most nodes of `path` after which the next token finds all that it sees in every group, and a snapshot
+        unless `stateless`."""
         whole_from = [0] * len(self._windows)
         usable = 0
         for index, node in enumerate(path, start=1):
             if 0 in node.blocks:
                 for group, block in enumerate(node.blocks):
                     whole_from[group] = whole_from[group] if block else index
-            if all(
+            if (stateless or node.snapshot) and all(
                 start <= first_visible_block(index * self.block_size, window, self.block_size)
                 for start, window in zip(whole_from, self._windows, strict=True)
             ):
@@ -275,6 +280,8 @@ class RadixTree:
         for group, block in enumerate(leaf.blocks):
             self._kept[group] -= bool(block)
         self._release_blocks(leaf)
+        if self.snapshots is not None:
+            self.snapshots.drop(leaf)
         self._num_nodes -= 1
         self._evicted_nodes += 1
         del leaf.parent.children[leaf.key]

@@ -10,6 +10,7 @@ import numpy as np
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.engine.beam import Hypothesis
 from metrale_jax.engine.lease import Lease
+from metrale_jax.engine.snapshots import Checkpoint
 from metrale_jax.sampling.constraints import Constraint
 from metrale_jax.sampling.params import SamplingParams
 
@@ -59,6 +60,9 @@ class Request:
     be run again, and is counted. `search` is the beam search that this is a row of, or None; such rows wait for each
     step to be read. `fault` is what its constraint raised when it was last asked for a mask: it ends the request, as
     its `error`, once the step that it left nothing to draw is read.
+
+    Where layers keep recurrent state, `resume` is the snapshot that its slot is to begin with, 0 for none, `cuts` are
+    lengths at which chunks of its prompt end, and `checkpoint` is what was last kept of its state while it decoded.
     """
 
     request_id: int
@@ -81,6 +85,9 @@ class Request:
     search: Any = None
     hypotheses: tuple[Hypothesis, ...] = ()
     lease: Lease | None = None
+    resume: int = 0
+    cuts: tuple[int, ...] = ()
+    checkpoint: Checkpoint | None = None
     slot: int = 0
     seq_len: int = 0
     in_flight: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request
-from metrale_jax.engine.scheduler import Budget, Filling, View, Waiting, plan_chunks
+from metrale_jax.engine.scheduler import ANYWHERE, Budget, Cuts, Filling, View, Waiting, plan_chunks
 from metrale_jax.engine.search import Search
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.engine.stats import Counters
@@ -40,6 +40,7 @@ class Roster:
         self._budget = Budget(shapes.prefill_tokens, shapes.prefill_rows, sizes, shapes.step_tokens)
         self._counters, self._clock = counters, clock
         self._refused = (0, 0, 0)
+        self._restores: list[tuple[int, int]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -66,7 +67,7 @@ class Roster:
             return []
         offered: dict[int, Request] = {}
         view = View(
-            filling=[Filling(request.request_id, request.remaining) for request in self.filling],
+            filling=[Filling(one.request_id, one.remaining, self._cuts(one)) for one in self.filling],
             waiting=self._offered(offered),
             num_decoding=num_decoding,
             free_slots=self.slots.num_free,
@@ -101,7 +102,15 @@ class Roster:
             request.known_len = request.num_tokens if outgrown else known_len
             missing = self.memory.begin(request)
             offered[request.request_id] = request
-            yield Waiting(request.request_id, request.remaining, missing, 1 + len(request.followers))
+            slots = 1 + len(request.followers)
+            yield Waiting(request.request_id, request.remaining, missing, slots, self._cuts(request))
+
+    def _cuts(self, request: Request) -> Cuts:
+        if self.memory.snapshots is None:
+            return ANYWHERE
+        size = self.memory.block_size
+        stops = tuple(length - request.seq_len for length in request.cuts if length > request.seq_len)
+        return Cuts(stops, -request.seq_len % size, size)
 
     def _enter(self, request: Request) -> None:
         grown = self.memory.grow(request, request.num_tokens)
@@ -110,10 +119,18 @@ class Roster:
             one.slot = self.slots.claim()
             one.started_at = one.started_at or self._clock()
         self.slots.write(request.slot, request.lease)
+        if request.resume:
+            self._restores.append((request.resume, request.slot))
+            request.resume = 0
         if not request.entered:
             request.cached_tokens, request.entered = request.seq_len, True
             self._counters.count_prompt(len(request.prompt), request.cached_tokens)
         self.filling.append(request)
+
+    def restores(self) -> list[tuple[int, int]]:
+        """Snapshots and the slots that they have to be copied to before the next step; told once."""
+        restores, self._restores = self._restores, []
+        return restores
 
     def join(self, request: Request) -> list[Request]:
         """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""

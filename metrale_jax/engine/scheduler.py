@@ -11,11 +11,32 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
+class Cuts:
+    """Where chunks of a prompt are to end: after one of `stops` more tokens, in ascending order, or where that is not
+    reached after `lead` tokens and whole blocks of `grain`, if there are that many. The default is anywhere."""
+
+    stops: tuple[int, ...] = ()
+    lead: int = 0
+    grain: int = 1
+
+    def limited(self, num_tokens: int, remaining: int) -> int:
+        """The tokens of a chunk that may have up to `num_tokens`, of `remaining` left to run."""
+        num_tokens = min(num_tokens, remaining, *self.stops[:1])
+        if num_tokens == remaining or num_tokens in self.stops[:1] or num_tokens < self.lead + self.grain:
+            return num_tokens
+        return num_tokens - (num_tokens - self.lead) % self.grain
+
+
+ANYWHERE = Cuts()
+
+
+@dataclass(frozen=True)
 class Filling:
     """A prompt under way: tokens left to run."""
 
     request_id: int
     remaining: int
+    cuts: Cuts = ANYWHERE
 
 
 @dataclass(frozen=True)
@@ -26,6 +47,7 @@ class Waiting:
     remaining: int
     missing_blocks: int
     slots: int = 1
+    cuts: Cuts = ANYWHERE
 
 
 @dataclass(frozen=True)
@@ -78,29 +100,33 @@ def plan_chunks(view: View, budget: Budget) -> tuple[Chunk, ...]:
     decoding takes nothing from it. Where much of the step would be padding, its last chunk is cut, if that is enough:
     nobody who fits is kept out for it.
     """
-    chunks = _chunks_within(view, budget)
+    chunks, cuts = _chunks_within(view, budget)
     total = sum(chunk.num_tokens for chunk in chunks)
     excess = total - budget.worth_running(total)
     if excess and chunks[-1].num_tokens > excess:
-        chunks[-1] = replace(chunks[-1], num_tokens=chunks[-1].num_tokens - excess)
+        size = chunks[-1].num_tokens
+        chunks[-1] = replace(chunks[-1], num_tokens=cuts[-1].limited(size - excess, size))
     return tuple(chunks)
 
 
-def _chunks_within(view: View, budget: Budget) -> list[Chunk]:
+def _chunks_within(view: View, budget: Budget) -> tuple[list[Chunk], list[Cuts]]:
     tokens, blocks, slots = budget.prefill_tokens, view.free_blocks - view.num_decoding, view.free_slots
     chunks: list[Chunk] = []
+    cuts: list[Cuts] = []
     for item in view.filling:
         if not tokens or len(chunks) == budget.prefill_rows:
-            return chunks
-        size = min(item.remaining, tokens)
+            return chunks, cuts
+        size = item.cuts.limited(tokens, item.remaining)
         chunks.append(Chunk(item.request_id, size))
+        cuts.append(item.cuts)
         tokens -= size
     waiting = iter(view.waiting)
     while tokens and slots > 0 and len(chunks) < budget.prefill_rows:
         item = next(waiting, None)
         if item is None or item.slots > slots or item.missing_blocks > blocks:
             break
-        size = min(item.remaining, tokens)
+        size = item.cuts.limited(tokens, item.remaining)
         chunks.append(Chunk(item.request_id, size, enters=True))
+        cuts.append(item.cuts)
         tokens, blocks, slots = tokens - size, blocks - item.missing_blocks, slots - item.slots
-    return chunks
+    return chunks, cuts

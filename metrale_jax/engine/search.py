@@ -49,6 +49,7 @@ class Search:
             early_stopping=params.early_stopping,
         )
         self.leader.followers = self.rows[1:]
+        self.copies: list[tuple[int, int]] = []
         for row in self.rows:
             row.output.clear()
             row.in_flight = 0
@@ -56,27 +57,34 @@ class Search:
     def advance(self, ids: np.ndarray, logprobs: np.ndarray) -> bool:
         """Takes the candidates `[beams, k]` of the last step; whether the search is done.
 
-        Else the first rows hold the beams that go on, each with a lease of its own and all its tokens, in order.
+        Else the first rows hold the beams that go on, each with a lease and a slot of its own and all its tokens, in
+        order. `copies` are pairs of slots: what layers keep in the first, the second has to get before the next step.
         """
         num_rows = len(self._beams.live)
         step = self._beams.advance(ids, logprobs)
         if step.done:
             return True
-        old = [row.lease for row in self.rows[:num_rows]]
+        old = [(row.lease, row.slot) for row in self.rows[:num_rows]]
         seq_len, known_len = self.leader.seq_len, self.leader.known_len
+        spare = [row.slot for index, row in enumerate(self.rows) if index not in step.parents]
         kept: set[int] = set()
-        leases = []
+        held = []
+        self.copies = []
         for parent in step.parents:
-            leases.append(old[parent].fork() if parent in kept else old[parent])
+            lease, slot = old[parent]
+            if parent in kept:
+                lease, source, slot = lease.fork(), slot, spare.pop()
+                self.copies.append((source, slot))
+            held.append((lease, slot))
             kept.add(parent)
-        for parent, lease in enumerate(old):
+        for parent, (lease, _) in enumerate(old):
             if parent not in kept:
                 lease.release()
-        for row in self.rows:
-            row.lease = None
-        for row, lease, beam in zip(self.rows, leases, self._beams.live, strict=False):
-            row.lease, row.output = lease, list(beam.tokens)
-            row.seq_len, row.known_len = seq_len, known_len
+        held += [(None, slot) for slot in spare]
+        for row, (lease, slot) in zip(self.rows, held, strict=True):
+            row.lease, row.slot = lease, slot
+        for row, beam in zip(self.rows, self._beams.live, strict=False):
+            row.output, row.seq_len, row.known_len = list(beam.tokens), seq_len, known_len
         return False
 
     @property

@@ -4,6 +4,7 @@
 from dataclasses import dataclass, replace
 
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy
 from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
 
@@ -19,7 +20,8 @@ class EngineConfig:
     `prefill_rows` prompts; with `prefix_cache`, what requests wrote is kept for prompts that begin the same.
     `mixed_steps` decode and prefill in one pass over the weights, which pays where reading them takes the time;
     `step_tokens` is how many prompt tokens take as long as that: prompts are cut where padding them takes longer, and
-    0 cuts none. Raises `ConfigError` for values out of range.
+    0 cuts none. Of a model with recurrent layers `num_snapshots` states are kept for later prompts, taken as
+    `snapshot_policy` says. Raises `ConfigError` for values out of range.
     """
 
     max_sequences: int = 32
@@ -31,6 +33,8 @@ class EngineConfig:
     prefix_cache: bool = True
     mixed_steps: bool = True
     step_tokens: int = 0
+    num_snapshots: int = 0
+    snapshot_policy: SnapshotPolicy = DEFAULT_POLICY
 
     def __post_init__(self):
         for name in COUNTS:

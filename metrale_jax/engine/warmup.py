@@ -53,9 +53,16 @@ class Copy:
     """The program that copies blocks."""
 
 
+@dataclass(frozen=True)
+class CopySlots:
+    """The program that copies `count` slots."""
+
+    count: int
+
+
 # A first question under a chat template.
 SHORT_PROMPT = 32
-Program = Advance | Draw | Pick | Score | Copy
+Program = Advance | Draw | Pick | Score | Copy | CopySlots
 
 
 def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh | None = None) -> DecoderParams:
@@ -74,15 +81,16 @@ def first_programs(shapes: ShapePlan) -> tuple[Program, ...]:
     return (shapes.advance(0, min(SHORT_PROMPT, shapes.prefill_tokens), 1), Draw(1), shapes.advance(1, 0, 0))
 
 
-def all_programs(shapes: ShapePlan, vocab_size: int) -> tuple[Program, ...]:
-    """What any load can need. Costly ones come first."""
+def all_programs(shapes: ShapePlan, vocab_size: int, has_slots: bool = False) -> tuple[Program, ...]:
+    """What any load can need of a model whose layers keep state in slots or not. Costly ones come first."""
     advances, rows = shapes.all_advances(), shapes.all_row_buckets()
     most = min(MAX_LOGPROBS, vocab_size)
     draws = [Draw(count, extras, logprobs) for count in rows for extras in (False, True) for logprobs in (0, most)]
     ends = sorted({advance.num_ends for advance in advances})
     picks = [Pick(count, size) for count in ends for size in rows]
     scores = [Score(tokens, most) for tokens in sorted({a.chunk_tokens for a in advances if a.chunk_tokens})]
-    return (*advances, *draws, *scores, *picks, Copy())
+    copies = (Copy(), *((CopySlots(1), CopySlots(COPIES)) if has_slots else ()))
+    return (*advances, *draws, *scores, *picks, *copies)
 
 
 def compile_programs(
@@ -114,7 +122,7 @@ class _Plan:
         self.shapes = make_shape_plan(config, len(model.config.eos_token_ids))
         self.num_groups = len(model.layout.groups)
         num_blocks = (blocks_for(model.layout, config),) * self.num_groups
-        self.pool = steps.abstract_pool(num_blocks, self.shapes.num_slots + 1)
+        self.pool = steps.abstract_pool(num_blocks, self.shapes.pool_slots)
         self.last_tokens = np.zeros(self.shapes.num_slots + 1, np.int32)
 
     def compile(self, program: Program) -> None:
@@ -141,6 +149,8 @@ class _Plan:
             case Copy():
                 blocks = tuple(_ints(COPIES) for _ in range(self.num_groups))
                 self.steps.executable("copy_blocks", self.pool, blocks, blocks)
+            case CopySlots(count):
+                self.steps.executable("copy_slots", self.pool, _ints(count), _ints(count))
 
     def _rows(self, count: int) -> Rows:
         tables = tuple(np.zeros((count, self.shapes.table_width), np.int32) for _ in range(self.num_groups))

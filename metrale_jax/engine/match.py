@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a `RadixTree` answers with."""
+
+from dataclasses import dataclass
+
+from metrale_jax.engine.leaves import Node
+
+
+@dataclass(frozen=True)
+class Match:
+    """A pinned `node`, and a table for each group of the `num_tokens` tokens up to it, each block with a reference.
+
+    Where layers keep recurrent state, `snapshot` is the unit that has it at `num_tokens`, 0 where that is 0; blocks are
+    there for the first `num_seen` tokens, of which those after `num_tokens` are of no use without a state.
+    """
+
+    node: Node
+    tables: list[list[int]]
+    num_tokens: int
+    num_seen: int
+    snapshot: int = 0
+
+
+@dataclass(frozen=True)
+class RadixStats:
+    """Nodes now, blocks kept now in each group, and counts since the beginning, which `clear` leaves alone."""
+
+    num_nodes: int
+    num_blocks: tuple[int, ...]
+    query_tokens: int
+    hit_tokens: int
+    evicted_nodes: int
