@@ -138,6 +138,8 @@ class Memory:
     def check(self, idle: bool) -> None:
         """Asserts that references add up, and in an `idle` engine that nothing but the tree holds a block."""
         self.tree.check()
+        running = self.snapshots.stats.num_running if self.snapshots is not None else 0
+        assert not idle or not running, f"an idle engine holds {running} checkpoints"
         for group, allocator in enumerate(self.allocators):
             allocator.check()
             held = allocator.num_usable - allocator.num_free

@@ -14,6 +14,7 @@ from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request, TokenLogprob
+from metrale_jax.engine.snapshots import SnapshotPolicy, Snapshots
 from metrale_jax.sampling.constraints import mask_of
 from metrale_jax.sampling.params import SamplingParams
 from tests.engine.fake_device import (
@@ -216,11 +217,19 @@ class World:
         self.num_blocks, self.num_slots = choose(5, 24), choose(1, 6)
         sizes = choose(3, 24), choose(1, self.num_slots), 8
         self.keep, mixes, step_tokens = choose(0, 3) > 0, choose(0, 1) > 0, choose(0, 4)
-        self.shapes = ShapePlan(self.num_slots, -(-CONTEXT // BLOCK), *sizes, mixes, step_tokens)
+        # Layers with recurrent state, and how many snapshots of it there is room for.
+        recurrent = choose(0, 1) > 0
+        num_snapshots = choose(0, 8) if recurrent else 0
+        self.shapes = ShapePlan(self.num_slots, -(-CONTEXT // BLOCK), *sizes, mixes, step_tokens, num_snapshots)
+        snapshots = Snapshots(self.num_slots + 1, num_snapshots) if recurrent else None
+        decode_blocks = choose(0, 2) if recurrent else 0
+        flags = [choose(0, 3) > 0 for _ in range(3)] if recurrent else [True] * 3
+        policy = SnapshotPolicy(*flags, decode_blocks, choose(0, 2 * BLOCK) if recurrent else 0)
         self.rules = Rules(regime, recompute_len, VOCAB)
-        memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep)
+        memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep, snapshots, policy)
         limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len)
-        self.device = FakeDevice(self.rules, windows, BLOCK, self.num_blocks + 1, self.num_slots)
+        sizes = self.num_blocks + 1, self.num_slots, num_snapshots
+        self.device = FakeDevice(self.rules, windows, BLOCK, *sizes, recurrent)
         self.now = 1.0
         self.engine = Engine(self.device, memory, self.shapes, limits, lambda: self.now)
         self.device.holders = lambda: [*self.engine.filling, *self.engine.running.values()]
@@ -401,7 +410,12 @@ class World:
         expect(not jumps or back, f"tokens were run twice or never: {spans}")
 
     def check_order(self) -> None:
-        """First tokens come in order of service, from those that had a chance."""
+        """First tokens come in order of service, from those that had a chance.
+
+        Where a prompt is cut for a snapshot, the rest of its step is for who comes next.
+        """
+        if self.device.recurrent:
+            return
         seen = [one for one in self.sent if one.first_at and not one.orphan]
         for one in seen:
             for other in seen:
@@ -411,7 +425,8 @@ class World:
 
     def finish(self) -> None:
         """Runs to the end in a bounded number of steps, then nothing is held."""
-        work = [len(one.job.prompt) // self.shapes.prefill_tokens + 2 * one.job.room + 4 for one in self.live]
+        cuts = 12 if self.device.recurrent else 0  # also one for each block, where a step holds but one
+        work = [len(one.job.prompt) // self.shapes.prefill_tokens + 2 * one.job.room + 4 + cuts for one in self.live]
         most = 10 + 2 * sum(work)
         start = self.steps
         while self.step():

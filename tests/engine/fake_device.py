@@ -131,23 +131,33 @@ class FakeDevice:
 
     num_compiles = 0
 
-    def __init__(self, rules: Rules, windows: Sequence[int], block_size: int, num_blocks: int, num_slots: int):
-        self.rules, self.windows, self.block_size = rules, windows, block_size
+    def __init__(
+        self,
+        rules: Rules,
+        windows: Sequence[int],
+        block_size: int,
+        num_blocks: int,
+        num_slots: int,
+        num_snapshots: int = 0,
+        recurrent: bool = False,
+    ):
+        self.rules, self.windows, self.block_size, self.recurrent = rules, windows, block_size, recurrent
         self.sequences: dict[int, Written] = {}
         self.holders: Callable[[], Iterable[Request]] = tuple
         self.failures: list[Failure] = []
         self.broken_rows = 0
         self.num_failed = self.num_steps = self.num_copies = 0
-        self._sizes = num_blocks, num_slots
+        self._sizes = num_blocks, num_slots, num_snapshots
         self.reset()
 
     # What the engine calls.
 
     def reset(self) -> None:
         """An empty pool; what was dispatched is forgotten."""
-        num_blocks, num_slots = self._sizes
+        num_blocks, num_slots, num_snapshots = self._sizes
         self._pools = [np.full((num_blocks, self.block_size), POISON) for _ in self.windows]
         self._last_tokens = [0] * (num_slots + 1)
+        self._states = [(int(POISON), -1)] * (1 + num_slots + num_snapshots)
         self._queue: deque[Callable[[], None]] = deque()
         self.pool_lost = False
 
@@ -235,6 +245,23 @@ class FakeDevice:
 
         self._queue.append(run)
 
+    def copy_slots(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies states, all at once."""
+        if not self.recurrent or not copies:
+            return
+        self._call("copy_slots")
+        copies = list(copies)
+
+        def run():
+            expect(all(source and target for source, target in copies), "the slot of padding is copied")
+            targets = [target for _, target in copies]
+            expect(len(set(targets)) == len(targets), "a slot is copied over twice at once")
+            content = [self._states[source] for source, _ in copies]
+            for target, state in zip(targets, content, strict=True):
+                self._states[target] = state
+
+        self._queue.append(run)
+
     def fetch(self, out: Any) -> Any:
         """Results, after all that was dispatched has run."""
         self._call("fetch")
@@ -311,6 +338,10 @@ class FakeDevice:
         wanted = self.rules.regime_at(sequence.prompt_len, length)
         expect(regime == wanted, f"a sequence of {length} tokens is run in regime {regime}, not {wanted}")
         keys = sequence.keys(regime)[start:stop]
+        if self.recurrent:
+            found, before = self._states[slot], (int(sequence.keys(regime)[start - 1]), start)
+            expect(not start or found == before, f"the state of slot {slot} is {found}, not {before}")
+            self._states[slot] = (int(keys[-1]), stop)
         sequence.spans.append((start, stop))
         positions = np.arange(start, stop)
         for pool, table in zip(self._pools, tables, strict=True):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from metrale_jax.sampling.params import SamplingParams
-from tests.engine.engine_world import LIMIT, STEMS, Job, World, random_job
+from tests.engine.engine_world import BLOCK, LIMIT, STEMS, Job, World, random_job
 from tests.engine.fake_device import Violation
 
-CALLS = ("advance", "draw", "candidates", "score", "copy", "fetch")
+CALLS = ("advance", "draw", "candidates", "score", "copy", "copy_slots", "fetch")
 
 
 class Machine(RuleBasedStateMachine):
@@ -105,6 +105,8 @@ def test_random_loads_meet_every_event_and_give_solo_answers():
     assert sum(request.cached_tokens for request in requests) > 1000
     assert sum(world.device.num_copies for world in worlds) > 50
     assert sum(world.device.num_failed for world in worlds) > 20
+    kept = [world.engine.memory.snapshots.stats for world in worlds if world.engine.memory.snapshots is not None]
+    assert sum(stats.hits for stats in kept) > 40 and sum(stats.evicted for stats in kept) > 200
     assert any(one.orphan and one.reason == one.request.finish_reason for one in sent)
     assert any(request.search and request.hypotheses for request in requests)
     broken = "watch is broken", "raised KeyError", "constraint is broken", "constraint is stuck"
@@ -136,6 +138,43 @@ def spoiled(change) -> None:
 
 def forget_copies(engine):
     engine.device.copy_blocks = lambda copies: None
+
+
+def forget_states(engine):
+    engine.device.copy_slots = lambda copies: None
+
+
+def forget_beams_states(engine):
+    advance = engine._advance_search
+
+    def frozen(search, rows, candidates):
+        copy, engine.device.copy_slots = engine.device.copy_slots, lambda copies: None
+        advance(search, rows, candidates)
+        engine.device.copy_slots = copy
+
+    engine._advance_search = frozen
+
+
+def count_keys_without_states(engine):
+    engine.memory.tree.snapshots = None
+
+
+def file_states_under_rounded_lengths(engine):
+    memory = engine.memory
+    if memory.snapshots is not None:
+
+        def rounded(request):
+            pin = request.lease.pin
+            return memory.snapshots.take(pin.node) if pin.num_tokens else 0
+
+        memory.snapshot = rounded
+
+
+def keep_late_checkpoints(engine):
+    snapshots = engine.memory.snapshots
+    if snapshots is not None:
+        take = snapshots.checkpoint
+        snapshots.checkpoint = lambda num_tokens: take(max(BLOCK, num_tokens - BLOCK))
 
 
 def share_all_namespaces(engine):
@@ -212,6 +251,11 @@ def forget_history(engine):
 
 FAULTS = (
     forget_copies,
+    forget_states,
+    forget_beams_states,
+    count_keys_without_states,
+    file_states_under_rounded_lengths,
+    keep_late_checkpoints,
     share_all_namespaces,
     keep_too_early,
     keep_stale_rows,
@@ -237,7 +281,7 @@ def test_an_unspoiled_engine_is_not():
 def quiet_world(regime: int = 0, prefill_tokens: int = 60, num_blocks: int = 60, mixes: bool = True) -> World:
     """One group without a window, four slots, and a cache."""
     values = iter([0, regime, num_blocks, 4, prefill_tokens, 4, 1, mixes, 0])
-    return World(lambda low, high: next(values))
+    return World(lambda low, high: next(values, 0))
 
 
 def job(num_answers: int = 1, length: int = 9, stem: int = 0, watch=("none", 0), constraint=None, **params) -> Job:
