@@ -130,6 +130,9 @@ class InstantDevice:
     def copy_blocks(self, copies) -> None:
         """Nothing."""
 
+    def copy_slots(self, copies) -> None:
+        """Nothing."""
+
     def fetch(self, out):
         """What it is given."""
         return out
@@ -141,7 +144,7 @@ class SmallSteps:
     num_compiles = 0
 
     def __init__(self):
-        self.model = SimpleNamespace(layout=make_layout((PagedKvSpec(1, 8, 8, 0, "float32"),), BLOCK_SIZE))
+        self.model = SimpleNamespace(layout=make_layout(((PagedKvSpec(1, 8, 8, 0, "float32"),),), BLOCK_SIZE))
 
     def make_pool(self, num_blocks: tuple[int, ...], fill: Callable):
         """A fresh pool."""

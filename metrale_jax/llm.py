@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LLM`: the door for most users. Text in, text out, over the engine; safe to use from several threads."""
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.stats import EngineStats
 from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
 from metrale_jax.evaluation import chunked_logits, token_nlls
-from metrale_jax.llm_config import engine_config, engine_limits, llm_config, run_options
+from metrale_jax.llm_config import engine_config, engine_limits, llm_config, run_options, why_no_prefix_hits
 from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
@@ -34,6 +35,7 @@ from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
 
+LOG = logging.getLogger(__name__)
 Prompt = str | Sequence[int]
 
 
@@ -74,6 +76,8 @@ class LLM:
             self._compile_first,
         )
         steps = self.loaded.steps
+        if told := why_no_prefix_hits(self.config, steps.model.layout):
+            LOG.warning("%s", told)
         self._stepping = 0
         steps.on_compile = self._compiling
         self.engine = make_engine(steps, self.loaded.params, self._engine_config(steps), on_finish=on_finish)

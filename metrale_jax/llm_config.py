@@ -10,11 +10,15 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.settings import EngineConfig, within_pool
 from metrale_jax.models.decoder import Model
 from metrale_jax.runtime import RunOptions
+from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
 
 # Engine settings where a platform differs. On a CPU arithmetic takes the time of a step, and rows and tokens of padding
 # cost as much as others: passes that fit beat one pass that does both.
 ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
+
+# More states than this for each sequence that can run are hardly found again.
+SNAPSHOTS_PER_SEQUENCE = 8
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,12 @@ class LLMConfig:
     """Everything that `LLM` can be told; None leaves the choice to the model or the device.
 
     `kv_dtype`, `state_dtype` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt plus answer, by
-    default the model's own limit or what the KV pool of `kv_cache_mib` holds. `compile_cache` is a directory that keeps
-    compiled programs across processes, `cache_dir` one for models that must be assembled. `request_log` is a file to
-    which each request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). `executables` is an archive of
-    programs that `metrale-jax plan --compile` wrote: load only your own, for it is code. `tensor_parallel` devices
-    share the model. The rest is as in `EngineConfig`.
+    default the model's own limit or what the KV pool of `kv_cache_mib` holds. `snapshot_mib` is for the states that a
+    model with recurrent layers keeps for later prompts, by default as much as for keys and values. `compile_cache` is a
+    directory that keeps compiled programs across processes, `cache_dir` one for models that must be assembled.
+    `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see `RequestLog`).
+    `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own, for it is code.
+    `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -37,6 +42,7 @@ class LLMConfig:
     max_context_tokens: int | None = None
     block_size: int = 16
     kv_cache_mib: int = 192
+    snapshot_mib: int | None = None
     prefill_tokens: int = 512
     prefix_cache: bool = True
     compile_cache: str | Path | None = None
@@ -66,6 +72,9 @@ def engine_limits(config: LLMConfig, max_context_tokens: int) -> EngineConfig:
     mebibytes = config.kv_cache_mib
     if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
         raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
+    snapshots = config.snapshot_mib
+    if snapshots is not None and (isinstance(snapshots, bool) or not isinstance(snapshots, int) or snapshots < 0):
+        raise ConfigError(f"snapshot_mib={snapshots!r} is not an integer from 0; give a size in MiB.")
     return EngineConfig(
         max_sequences=config.max_sequences,
         max_context_tokens=max_context_tokens,
@@ -73,6 +82,26 @@ def engine_limits(config: LLMConfig, max_context_tokens: int) -> EngineConfig:
         kv_cache_bytes=mebibytes << 20,
         prefill_tokens=config.prefill_tokens,
         prefix_cache=config.prefix_cache,
+    )
+
+
+def snapshot_count(config: LLMConfig, layout: PoolLayout) -> int:
+    """How many states of recurrent layers are kept for later prompts; 0 for a model that has none."""
+    if not layout.bytes_per_slot or not config.prefix_cache:
+        return 0
+    mebibytes = config.kv_cache_mib if config.snapshot_mib is None else config.snapshot_mib
+    return min((mebibytes << 20) // layout.bytes_per_slot, SNAPSHOTS_PER_SEQUENCE * config.max_sequences)
+
+
+def why_no_prefix_hits(config: LLMConfig, layout: PoolLayout) -> str:
+    """Why no prompt can ever find anything cached though a prefix cache is asked for; empty where one can."""
+    if not layout.bytes_per_slot or not config.prefix_cache or snapshot_count(config, layout):
+        return ""
+    each = ceil_div(layout.bytes_per_slot, 1 << 20)
+    return (
+        f"no prompt will find anything in the prefix cache: a state of this model's recurrent layers takes {each} MiB, "
+        f"and snapshot_mib={config.snapshot_mib}, kv_cache_mib={config.kv_cache_mib} leave room for none; set "
+        f"snapshot_mib to {each} or a multiple, or prefix_cache=False."
     )
 
 
@@ -86,4 +115,5 @@ def engine_config(config: LLMConfig, model: Model) -> EngineConfig:
             f"kv_cache_mib={config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or more."
         )
     limits = engine_limits(config, model.config.max_context_tokens)
+    limits = replace(limits, num_snapshots=snapshot_count(config, layout))
     return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(model.platform, {})))

@@ -29,6 +29,8 @@ GAUGES = (
     ("requests_running", "Requests that generate tokens.", "num_running"),
     ("prefix_cache_hit_ratio", "Share of all prompt tokens so far that were cached.", "hit_rate"),
     ("tokens_per_second", "Generated tokens a second, over the last ten seconds.", "recent_tokens_per_s"),
+    ("snapshot_slots", "Recurrent states that can be kept for later prompts.", "num_snapshots"),
+    ("snapshots_used", "Recurrent states that are kept.", "used_snapshots"),
     ("uptime_seconds", "Seconds since the engine was made.", "uptime_s"),
 )
 # The client adds `_total` to each.
@@ -39,6 +41,9 @@ COUNTERS = (
     ("steps", "Steps launched.", "num_steps"),
     ("preemptions", "Requests sent back to the queue for want of KV blocks.", "num_preemptions"),
     ("programs_compiled", "Programs compiled.", "num_compiles"),
+    ("snapshots_taken", "Recurrent states kept so far.", "snapshots_taken"),
+    ("snapshot_hits", "Prompts that went on from a kept recurrent state.", "snapshot_hits"),
+    ("snapshots_evicted", "Kept recurrent states that made room for others.", "snapshots_evicted"),
     ("unreported_requests", "Requests at whose end the hook on_finish raised.", "num_unreported"),
 )
 

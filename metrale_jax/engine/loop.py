@@ -286,7 +286,7 @@ class Engine:
                 self._draws.slots_changed()
         copies.pop(0, None)
         if copies:
-            self.device.copy_slots([(source, target) for target, source in copies.items()])
+            self._copy_states([(source, target) for target, source in copies.items()])
         if not drawing:
             return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
         if any([request.constraint is not None for _, request in drawing]):
@@ -308,6 +308,13 @@ class Engine:
         out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends) if drawing else None
         by_row = tuple(enumerate([request for _, request in drawing]))
         return Launched(out, by_row, scores, tuple(chunks) if scores is not None else (), searches)
+
+    def _copy_states(self, copies: list[tuple[int, int]]) -> None:
+        try:
+            self.device.copy_slots(copies)
+        except FAILURES:
+            self.roster.memory.forget()  # snapshots among them were never written
+            raise
 
     def _scores(self, hidden, chunks: list[Chunk], sizes):
         wanted = [r.params.prompt_logprobs for r, _ in chunks if r.params.prompt_logprobs is not None and not r.output]
@@ -404,7 +411,9 @@ class Engine:
             self._finish(leader, "stop" if stopped else "length")
             return
         self.roster.run_beams(search)
-        self.device.copy_slots(search.copies)
+        self._guarded([leader], lambda: self.device.copy_slots(search.copies))
+        if leader.finished:
+            return
         slots, tokens = [row.slot for row in search.beams], [row.output[-1] for row in search.beams]
         self._draws.slots_changed()
         self.device.put_tokens(padded(slots, self.shapes.num_slots), padded(tokens, self.shapes.num_slots))

@@ -50,6 +50,9 @@ class SnapshotStats:
     evicted: int
 
 
+NO_SNAPSHOTS = SnapshotStats(0, 0, 0, 0, 0, 0)
+
+
 class Snapshots:
     """Units `first` to `first + count - 1`, each free, attached to a node, or the checkpoint of a running sequence.
 

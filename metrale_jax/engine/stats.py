@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.snapshots import NO_SNAPSHOTS
 
 # Seconds over which the present rate of tokens is taken.
 RECENT_S = 10
@@ -25,7 +26,8 @@ class EngineStats:
     the time inside steps: compiling in a step is part of launching, reading includes the wait for the device. Of
     `uptime_s` the rest was idle. `num_compiles` programs were compiled, also before the engine was there.
     `num_unreported` requests ended whose `on_finish` raised. `recent_tokens_per_s` is the rate of generated tokens
-    over the last ten seconds.
+    over the last ten seconds. Of a model with recurrent layers there is room for `num_snapshots` states, of which
+    `used_snapshots` are kept; so many were taken, found by prompts, and evicted.
     """
 
     num_waiting: int
@@ -47,6 +49,11 @@ class EngineStats:
     uptime_s: float
     recent_tokens_per_s: float
     finished: tuple[tuple[str, int], ...]
+    num_snapshots: int = 0
+    used_snapshots: int = 0
+    snapshots_taken: int = 0
+    snapshot_hits: int = 0
+    snapshots_evicted: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -121,6 +128,7 @@ class Counters:
         pairs = zip(memory.allocators, memory.tree.num_evictable, strict=True)
         allocator, cached = min(pairs, key=lambda pair: pair[0].num_free + pair[1])
         free = allocator.num_free
+        kept = NO_SNAPSHOTS if memory.snapshots is None else memory.snapshots.stats
         return EngineStats(
             num_waiting=num_requests(engine.waiting),
             num_prefilling=num_requests(list(engine.filling)),
@@ -141,6 +149,11 @@ class Counters:
             uptime_s=now - self._began,
             recent_tokens_per_s=self._recent.per_s(now),
             finished=tuple(self.finished.items()),
+            num_snapshots=kept.num_units,
+            used_snapshots=kept.num_kept + kept.num_running,
+            snapshots_taken=kept.taken,
+            snapshot_hits=kept.hits,
+            snapshots_evicted=kept.evicted,
         )
 
 

@@ -68,7 +68,7 @@ def test_a_limit_out_of_range_is_refused_by_name_and_value(field, value):
         EngineConfig(**{field: value})
 
 
-LAYOUT = make_layout((PagedKvSpec(2, 8, 8, 0, "float32"), PagedKvSpec(2, 8, 8, 20, "float32")), 16)
+LAYOUT = make_layout(((PagedKvSpec(2, 8, 8, 0, "float32"),), (PagedKvSpec(2, 8, 8, 20, "float32"),)), 16)
 
 
 def test_the_pool_is_what_its_bytes_pay_for_and_no_more_than_rows_can_use():

@@ -15,7 +15,7 @@ PROMPT = tuple(range(2, 12))  # two blocks and a half
 def world_of(num_blocks=24, num_slots=6, prefill_tokens=24):
     """A world of one group of blocks, all that matters chosen."""
     chosen = iter((0, 0, num_blocks, num_slots, prefill_tokens, num_slots, 1, 1, 0))
-    return World(lambda low, high: next(chosen))
+    return World(lambda low, high: next(chosen, 0))
 
 
 def job(prompt=PROMPT, max_tokens=6, seeds=(0,), watch=("none", 0), constraint=None, **params):

@@ -32,6 +32,11 @@ STATS = EngineStats(
     uptime_s=13.0,
     recent_tokens_per_s=14.5,
     finished=(("stop", 15), ("length", 16), ("abort", 17), ("error", 18)),
+    num_snapshots=19,
+    used_snapshots=20,
+    snapshots_taken=21,
+    snapshot_hits=22,
+    snapshots_evicted=23,
 )
 
 
@@ -50,6 +55,11 @@ def test_each_figure_of_the_engine_has_its_own_name():
         ("metrale_requests_waiting",): 1,
         ("metrale_requests_prefilling",): 2,
         ("metrale_requests_running",): 3,
+        ("metrale_snapshot_slots",): 19,
+        ("metrale_snapshots_used",): 20,
+        ("metrale_snapshots_taken_total",): 21,
+        ("metrale_snapshot_hits_total",): 22,
+        ("metrale_snapshots_evicted_total",): 23,
         ("metrale_kv_blocks", "used"): 4,
         ("metrale_kv_blocks", "cached"): 5,
         ("metrale_kv_blocks", "free"): 6,
