@@ -12,6 +12,11 @@ from metrale_jax.core.sequence import SamplingState, SequenceState
 from metrale_jax.sampling.history import remember, remember_chunks
 from metrale_jax.sampling.rules import repeated, ruled_logits
 from metrale_jax.sampling.sample import chosen_logprobs, draw, drawable
+from pallas_kernels.shapes import ceil_div
+
+# Up to so many rows are drawn all at once; more than that, in pieces of so many.
+WHOLE_ROWS = 64
+PIECE_ROWS = 32
 
 
 @struct.dataclass
@@ -35,7 +40,34 @@ class StepOutput:
 def sample_rows(
     logits: Float[Array, "R V"], sampling: SamplingState, positions: Int[Array, "S Q"], num_logprobs: int
 ) -> StepOutput:
-    """Tokens for `Q` consecutive positions of each sequence, `R = S Q` rows; all of them are taken to stand."""
+    """Tokens for `Q` consecutive positions of each sequence, `R = S Q` rows; all of them are taken to stand.
+
+    Many rows are drawn a piece at a time, which changes no token: rules and filters make several arrays of the logits'
+    size, and hundreds of rows of a large vocabulary would take gigabytes.
+    """
+    num_sequences, width = positions.shape
+    if num_sequences * width <= WHOLE_ROWS:
+        return _drawn(logits, sampling, positions, num_logprobs)
+    piece = max(1, PIECE_ROWS // width)
+    num_pieces = ceil_div(num_sequences, piece)
+
+    def draw_piece(start):
+        def cut(leaf, unit=1):
+            return jax.lax.dynamic_slice_in_dim(leaf, start * unit, piece * unit)
+
+        return _drawn(cut(logits, width), jax.tree.map(cut, sampling), cut(positions), num_logprobs)
+
+    # The last piece ends where the rows do, and repeats some of the piece before it.
+    starts = jnp.minimum(jnp.arange(num_pieces, dtype=jnp.int32) * piece, num_sequences - piece)
+    repeats = num_pieces * piece - num_sequences
+
+    def joined(leaf):
+        return jnp.concatenate([leaf[:-1].reshape(-1, *leaf.shape[2:]), leaf[-1, repeats:]])
+
+    return jax.tree.map(joined, jax.lax.map(draw_piece, starts))
+
+
+def _drawn(logits, sampling, positions, num_logprobs):
     num_sequences, width = positions.shape
     ruled = ruled_logits(logits, sampling, positions)
     each = jax.tree.map(lambda leaf: repeated(leaf, width), sampling.replace(extras=()))
