@@ -4,8 +4,9 @@
 import hashlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 
@@ -41,24 +42,36 @@ def devices_for(device: jax.Device | Sequence[jax.Device] | None, tensor_paralle
 
 
 def device_kind(device: jax.Device) -> str:
-    """What a program that was compiled for a device needs to find again: JAX's name of its kind, or for a CPU the
-    architecture and a digest of the instruction sets that it has."""
-    return cpu_kind() if device.platform == "cpu" else device.device_kind
+    """What a program that was compiled for a device needs to find again: JAX's name of its kind where that says it
+    all."""
+    return KINDS.get(device.platform, jax_kind)(device)
 
 
-def cpu_kind() -> str:
-    """The kind of this machine's CPU."""
+def jax_kind(device: jax.Device) -> str:
+    """JAX's name of a device's kind."""
+    return device.device_kind
+
+
+def cpu_kind(device: jax.Device) -> str:
+    """The architecture of this machine's CPU and a digest of the instruction sets that it has."""
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text().splitlines() if facts.exists() else []
     flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
     return f"{platform.machine()} CPU {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
+# Platforms on which JAX gives different machines one name.
+KINDS: Mapping[str, Callable[[jax.Device], str]] = MappingProxyType({"cpu": cpu_kind})
+
+
 def host() -> tuple[Target, list[jax.Device]]:
     """This machine's CPU as a target, of which no data sheet is known, and its device."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    chip = Chip("cpu", "cpu", cpu_kind(), memory, HOST_SHARE, flops=0, bandwidth=0, link_bandwidth=0, topologies={})
-    return Target(chip), jax.devices("cpu")[:1]
+    devices = jax.devices("cpu")[:1]
+    chip = Chip(
+        "cpu", "cpu", device_kind(devices[0]), memory, HOST_SHARE, flops=0, bandwidth=0, link_bandwidth=0, topologies={}
+    )
+    return Target(chip), devices
 
 
 def without_devices() -> None:

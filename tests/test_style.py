@@ -169,3 +169,11 @@ def test_importing_starts_no_backend_and_needs_no_optional_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=IDS)
+def test_no_code_asks_for_a_platform_by_name(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            asked = {side.value for side in (node.left, *node.comparators) if isinstance(side, ast.Constant)}
+            assert not asked & {"cpu", "cuda", "gpu", "tpu"}, f"{ast.unparse(node)}; a table says what differs"

@@ -18,6 +18,8 @@ from metrale_jax.core.specs import ParamSpec, identity, stacked_rows
 Place = Callable[[np.ndarray, ParamSpec], jax.Array]
 Progress = Callable[[int, int], None]
 
+# Platforms whose devices take an aligned array of the host as it is, without copying it.
+ADOPTING = frozenset({"cpu"})
 _CHECK_ELEMENTS = 1 << 16
 # dtype -> the signed and unsigned integers of its width, and the bits of +infinity and -infinity. As signed integers
 # the positive values that are not finite come last, as unsigned ones the negative.
@@ -61,8 +63,8 @@ def sharded_placer(sharding_of: Callable[[ParamSpec], jax.sharding.Sharding]) ->
 
     def place(array: np.ndarray, spec: ParamSpec) -> jax.Array:
         sharding = sharding_of(spec)
-        if not array.flags.writeable and any(device.platform == "cpu" for device in sharding.addressable_devices):
-            # A CPU device adopts an aligned array as it is; a view of the file must not become a parameter.
+        if not array.flags.writeable and any(device.platform in ADOPTING for device in sharding.addressable_devices):
+            # A view of the file must not become a parameter.
             array = _copied(array, array.dtype)
         if sharding.is_fully_addressable and len(sharding.device_set) == 1:
             return jax.device_put(array, sharding)
