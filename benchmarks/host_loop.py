@@ -144,7 +144,7 @@ class SmallSteps:
     num_compiles = 0
 
     def __init__(self):
-        self.model = SimpleNamespace(layout=make_layout(((PagedKvSpec(1, 8, 8, 0, "float32"),),), BLOCK_SIZE))
+        self.model = SimpleNamespace(layout=make_layout(((PagedKvSpec(1, 8, 8, 0, "float32"),),), BLOCK_SIZE, "cpu"))
 
     def make_pool(self, num_blocks: tuple[int, ...], fill: Callable):
         """A fresh pool."""

@@ -189,12 +189,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from metrale_jax.checkpoint.hub import resolve_model
     from metrale_jax.inspection import describe_checkpoint
     from metrale_jax.llm_config import LLMConfig
-    from metrale_jax.runtime import default_cache_dir
+    from metrale_jax.runtime import chosen_block_size, default_cache_dir
 
     options = LLMConfig(**chosen(arguments, LLMConfig))
     cache_dir = Path(options.cache_dir) if options.cache_dir else default_cache_dir()
     for name, value in describe_checkpoint(
-        resolve_model(arguments.model, cache_dir), options.dtype, options.block_size
+        resolve_model(arguments.model, cache_dir), options.dtype, chosen_block_size(options.block_size, "cpu")
     ):
         print(f"{name:<22} {value}")
     return 0

@@ -59,12 +59,11 @@ def _memory(checkpoint: Checkpoint, stored: str, block_size: int) -> Iterator[tu
         leaves = jax.tree.leaves(abstract_params(checkpoint.specs, dtype))
         weights = sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
         layout = make_model(checkpoint.config, "cpu", block_size, StateFormats(dtype, dtype)).layout
-        block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
-        context = block / block_size * checkpoint.config.max_context_tokens
+        token = layout.block_data_bytes / block_size
+        context = token * checkpoint.config.max_context_tokens
         yield (
             f"memory in {dtype}",
-            f"{_size(weights)} weights + {_size(block / block_size)} a token of context "
-            f"({_size(context)} for all of it)",
+            f"{_size(weights)} weights + {_size(token)} a token of context ({_size(context)} for all of it)",
         )
 
 

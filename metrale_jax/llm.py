@@ -25,7 +25,7 @@ from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.stats import EngineStats
 from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
 from metrale_jax.evaluation import chunked_logits, token_nlls
-from metrale_jax.llm_config import engine_config, engine_limits, llm_config, run_options, why_no_prefix_hits
+from metrale_jax.llm_config import checked_limits, engine_config, llm_config, run_options, why_no_prefix_hits
 from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
@@ -59,7 +59,7 @@ class LLM:
         **options,
     ):
         self.config = llm_config({"dtype": dtype, **options})
-        engine_limits(self.config, 1)  # mistakes in the options show before anything is loaded
+        checked_limits(self.config)  # mistakes in the options show before anything is loaded
         if self.config.request_log is not None:
             on_finish = in_turn(on_finish, RequestLog(self.config.request_log))
         self._progress = TerminalProgress() if progress else silent

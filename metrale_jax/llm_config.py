@@ -25,13 +25,13 @@ SNAPSHOTS_PER_SEQUENCE = 8
 class LLMConfig:
     """Everything that `LLM` can be told; None leaves the choice to the model or the device.
 
-    `kv_dtype`, `state_dtype` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt plus answer, by
-    default the model's own limit or what the KV pool of `kv_cache_mib` holds. `snapshot_mib` is for the states that a
-    model with recurrent layers keeps for later prompts, by default as much as for keys and values. `compile_cache` is a
-    directory that keeps compiled programs across processes, `cache_dir` one for models that must be assembled.
-    `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see `RequestLog`).
-    `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own, for it is code.
-    `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
+    `kv_dtype`, `state_dtype`, `block_size` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt
+    plus answer, by default the model's own limit or what the KV pool of `kv_cache_mib` holds. `snapshot_mib` is for the
+    states that a model with recurrent layers keeps for later prompts, by default as much as for keys and values.
+    `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models that must
+    be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see
+    `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own,
+    for it is code. `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -40,7 +40,7 @@ class LLMConfig:
     attention: str = "auto"
     max_sequences: int = 32
     max_context_tokens: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     kv_cache_mib: int = 192
     snapshot_mib: int | None = None
     prefill_tokens: int = 512
@@ -67,8 +67,12 @@ def run_options(config: LLMConfig) -> RunOptions:
     return RunOptions(**{name: getattr(config, name) for name in sorted(shared)})
 
 
-def engine_limits(config: LLMConfig, max_context_tokens: int) -> EngineConfig:
-    """The engine's limits before the model is known. Raises `ConfigError` for values out of range."""
+def checked_limits(config: LLMConfig) -> None:
+    """Nothing, before the model is known. Raises `ConfigError` for values out of range."""
+    _engine_limits(config, 1, 1 if config.block_size is None else config.block_size)
+
+
+def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) -> EngineConfig:
     mebibytes = config.kv_cache_mib
     if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
         raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
@@ -78,7 +82,7 @@ def engine_limits(config: LLMConfig, max_context_tokens: int) -> EngineConfig:
     return EngineConfig(
         max_sequences=config.max_sequences,
         max_context_tokens=max_context_tokens,
-        block_size=config.block_size,
+        block_size=block_size,
         kv_cache_bytes=mebibytes << 20,
         prefill_tokens=config.prefill_tokens,
         prefix_cache=config.prefix_cache,
@@ -108,12 +112,12 @@ def why_no_prefix_hits(config: LLMConfig, layout: PoolLayout) -> str:
 def engine_config(config: LLMConfig, model: Model) -> EngineConfig:
     """The engine's limits for one model. Raises `ConfigError` for a pool too small for it."""
     layout = model.layout
-    block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+    block = layout.block_bytes
     least = ceil_div(3 * block, 1 << 20)
     if config.kv_cache_mib < least:
         raise ConfigError(
             f"kv_cache_mib={config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or more."
         )
-    limits = engine_limits(config, model.config.max_context_tokens)
+    limits = _engine_limits(config, model.config.max_context_tokens, layout.block_size)
     limits = replace(limits, num_snapshots=snapshot_count(config, layout))
     return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(model.platform, {})))

@@ -38,11 +38,19 @@ from metrale_jax.models.decoder import Model, make_model
 from metrale_jax.models.family import Description
 from metrale_jax.models.tensor_parallel import fitting_size, shared
 from metrale_jax.progress import Progress, TerminalProgress, silent
-from metrale_jax.runtime import RunOptions, bounded, chosen_formats, default_cache_dir
+from metrale_jax.runtime import (
+    BLOCK_TOKENS,
+    RunOptions,
+    bounded,
+    chosen_block_size,
+    chosen_formats,
+    default_cache_dir,
+)
 from metrale_jax.sharding.rules import make_mesh
 from metrale_jax.steps.build import Steps, pool_key
 from metrale_jax.steps.home import row_major, row_major_over
 from pallas_kernels.shapes import ceil_div
+from pallas_kernels.storage import served_count
 
 HOST = "cpu"
 
@@ -76,7 +84,8 @@ def add_plan(commands: Any, epilog: str) -> None:
     sub.add_argument("--dtype", help="float32, bfloat16 or float16; default the checkpoint's own, on cpu float32")
     sub.add_argument("--kv-dtype", metavar="FORMAT", help="format of keys and values; default as LLM chooses")
     sub.add_argument("--prefill-tokens", type=int, default=512, metavar="T", help="of a prefill step; default 512")
-    sub.add_argument("--block-size", type=int, default=16, metavar="B", help="tokens a block; default 16")
+    platforms = ", ".join(f"{count} on {platform}" for platform, count in BLOCK_TOKENS.items())
+    sub.add_argument("--block-size", type=int, metavar="B", help=f"tokens a block; default {platforms}")
     sub.add_argument("--compile", type=Path, metavar="FILE", help="write all programs, for LLM(executables=FILE)")
     sub.add_argument("--plot", type=Path, metavar="PNG", help="draw memory by use and tokens/s against batch size")
     sub.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -121,7 +130,8 @@ def prepare(
     options = RunOptions(dtype=arguments.dtype, kv_dtype=arguments.kv_dtype)
     dtype, formats = chosen_formats(options, target.platform, config.dtype)
     description, sharing = shared(Description(config, description.specs), mesh)
-    model = make_model(description.config, target.platform, arguments.block_size, formats, sharing=sharing)
+    block_size = chosen_block_size(arguments.block_size, target.platform)
+    model = make_model(description.config, target.platform, block_size, formats, sharing=sharing)
     steps = Steps(model, row_major_over(mesh) if mesh else row_major(devices[0]))
     params = abstract_params(description.specs, dtype, mesh)
     return Prepared(target, steps, params, _engine(arguments, model), tuple(devices[:count]))
@@ -180,15 +190,17 @@ def _described(arguments: argparse.Namespace) -> tuple[Description, str]:
 
 def _engine(arguments: argparse.Namespace, model: Model) -> EngineConfig:
     layout, config = model.layout, model.config
-    block = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
     # Refused by its own name, before a pool's size is made of it.
-    EngineConfig(max_sequences=arguments.max_seqs, prefill_tokens=arguments.prefill_tokens)
-    blocks = arguments.max_seqs * (ceil_div(config.max_context_tokens, arguments.block_size) + 1) + 1
+    EngineConfig(
+        max_sequences=arguments.max_seqs, prefill_tokens=arguments.prefill_tokens, block_size=layout.block_size
+    )
+    needed = arguments.max_seqs * (ceil_div(config.max_context_tokens, layout.block_size) + 1) + 1
+    blocks = served_count(needed, sys.maxsize, layout.gaps)
     options = LLMConfig(
         max_sequences=arguments.max_seqs,
         prefill_tokens=arguments.prefill_tokens,
-        block_size=arguments.block_size,
-        kv_cache_mib=ceil_div(blocks * block, MIB),
+        block_size=layout.block_size,
+        kv_cache_mib=ceil_div(blocks * layout.block_bytes, MIB),
     )
     return engine_config(options, model)
 

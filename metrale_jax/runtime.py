@@ -9,11 +9,12 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,12 @@ from pallas_kernels.paged_attention.op import IMPLEMENTATIONS
 
 PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
 DTYPES = ("float32", "bfloat16", "float16")
+# What weights, activations and the KV cache are in where the checkpoint's own would not do. XLA's CPU compiler converts
+# narrow weights at every use, and writes to narrow floats by converting the whole pool to float32 and back.
+RUN_DTYPES: Mapping[str, str] = MappingProxyType({"cpu": "float32"})
+# Tokens of a KV block on each platform. A TPU's kernel copies whole blocks, of which small ones leave its memory idle,
+# and scales of rows are padded to 128 tokens there. Where rows are read one by one, small blocks waste least.
+BLOCK_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 16, "tpu": 64})
 
 
 @dataclass(frozen=True)
@@ -79,14 +86,15 @@ class RunOptions:
 
     `dtype` is that of weights and activations: float32 on a CPU, which converts narrower weights at every use, and the
     checkpoint's own elsewhere. `kv_dtype` is the format of the KV cache (a name of
-    `pallas_kernels.kv_formats.registry`), by default that of the activations. `attention` names an implementation of
-    paged attention; "auto" is the platform's own. `state_dtype` is that of recurrent state, which gathers rounding
-    errors for as long as its sequence, and `num_pending` how many drafted tokens it can keep until they are judged.
+    `pallas_kernels.kv_formats.registry`), by default that of the activations. `block_size` is tokens a KV block, by
+    default what suits the platform (`BLOCK_TOKENS`). `attention` names an implementation of paged attention; "auto" is
+    the platform's own. `state_dtype` is that of recurrent state, which gathers rounding errors for as long as its
+    sequence, and `num_pending` how many drafted tokens it can keep until they are judged.
     """
 
     dtype: str | None = None
     kv_dtype: str | None = None
-    block_size: int = 16
+    block_size: int | None = None
     max_context_tokens: int | None = None
     attention: str = "auto"
     state_dtype: str = "float32"
@@ -119,7 +127,8 @@ def load_model(
         config = bounded(checkpoint.config, options.max_context_tokens)
         description, sharing = shared(Description(config, checkpoint.specs), mesh)
         attention = chosen_attention(options.attention)
-        model = make_model(description.config, on, options.block_size, formats, attention, sharing)
+        block_size = chosen_block_size(options.block_size, on)
+        model = make_model(description.config, on, block_size, formats, attention, sharing)
         steps = Steps(model, row_major_over(mesh) if mesh else row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
             warming = aside.submit(warm, steps, abstract_params(description.specs, dtype, mesh))
@@ -231,6 +240,11 @@ def chosen_kv_format(kv_dtype: str | None, default: str) -> str:
     return name
 
 
+def chosen_block_size(block_size: int | None, platform: str) -> int:
+    """Tokens of a KV block, the platform's own where none are asked for."""
+    return BLOCK_TOKENS[platform] if block_size is None else block_size
+
+
 def chosen_attention(name: str) -> str:
     """The name of an implementation of paged attention. Raises `ConfigError` with the list for one unknown."""
     known = ("auto", *(row.name for row in IMPLEMENTATIONS))
@@ -241,9 +255,8 @@ def chosen_attention(name: str) -> str:
 
 def chosen_formats(options: RunOptions, platform: str, stored: str) -> tuple[str, StateFormats]:
     """The dtype to run in on a platform, `stored` being the checkpoint's own, and the formats of layers' state."""
-    name = chosen_dtype(options.dtype, "float32" if platform == "cpu" else stored)
-    # XLA's CPU compiler writes to narrow floats by converting the whole pool to float32 and back.
-    keys = chosen_kv_format(options.kv_dtype, "float32" if platform == "cpu" else name)
+    name = chosen_dtype(options.dtype, RUN_DTYPES.get(platform, stored))
+    keys = chosen_kv_format(options.kv_dtype, RUN_DTYPES.get(platform, name))
     if options.state_dtype not in DTYPES:
         raise ConfigError(f"state_dtype={options.state_dtype!r} is not one of {', '.join(DTYPES)}; choose one.")
     return name, StateFormats(keys, name, options.state_dtype, options.num_pending)

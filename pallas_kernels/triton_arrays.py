@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.kv_formats.registry import format_named
 from pallas_kernels.shapes import next_power_of_two
+from pallas_kernels.storage import beyond_signed_offsets
 
 # The narrowest part of a head, filled with zeros. Compiled for H200, narrower ones take more matrix instructions: one
 # of 80 as 64 and 16 takes 80 and 187 registers, as 64 and 32 it takes 24 and 112, as 128 it takes 32 and 112.
@@ -38,8 +39,12 @@ def both(mask, other):
 
 
 def overflow(kv_format: str, pool_codes: int) -> str:
-    """Why a pool of so many codes cannot be addressed, or an empty string: Triton's offsets into an array of up to
-    4 GiB have 32 bits, a sign among them."""
-    if jnp.dtype(format_named(kv_format).dtype).itemsize == 1 and 1 << 31 < pool_codes <= 1 << 32:
-        return f"{pool_codes} codes of a byte lie between 2 and 4 GiB, where offsets overflow"
-    return ""
+    """Why a pool of so many codes cannot be addressed, or an empty string."""
+    dtype = jnp.dtype(format_named(kv_format).dtype)
+    sizes = beyond_signed_offsets(dtype)
+    if pool_codes * dtype.itemsize not in sizes:
+        return ""
+    return (
+        f"{pool_codes} codes of a byte lie between 2 and 4 GiB, where offsets overflow; hold no more than "
+        f"{sizes.start - 1} or at least {sizes.stop} of them"
+    )

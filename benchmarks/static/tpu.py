@@ -16,8 +16,9 @@ from benchmarks.static.rows import Row, abstract_storage, arguments, donated
 from metrale_jax.aot.targets import Target
 from metrale_jax.steps.home import lying_row_major
 from pallas_kernels.kv_formats.pages import KvPages
-from pallas_kernels.paged_attention.mosaic_tpu_sizes import Tiling, padded_bytes, tile_shape, tiling_for, vmem_bytes
+from pallas_kernels.paged_attention.mosaic_tpu_sizes import Tiling, tile_shape, tiling_for, vmem_bytes
 from pallas_kernels.shapes import ceil_div
+from pallas_kernels.storage import padded_bytes
 
 
 def figures(row: Row, target: Target) -> dict:

@@ -27,6 +27,9 @@ from metrale_jax.sharding.rules import make_mesh
 from metrale_jax.steps.build import jitted_step
 from metrale_jax.steps.home import row_major_over
 
+# Of the pool's bytes, what else a step may update in place.
+STORAGE_ERROR = 0.001
+
 
 @dataclass(frozen=True)
 class Job:
@@ -51,6 +54,7 @@ class StepReport:
     """Seconds, and figures for one device. `flops` is 0 where the compiler gives none.
 
     `pool_bytes` is the size of the pool's smallest array: temporaries below it cannot hold a copy of any.
+    `storage_bytes` is what the pool's layout says that it takes.
     """
 
     job: Job
@@ -62,6 +66,7 @@ class StepReport:
     alias_bytes: int
     flops: float
     pool_bytes: int
+    storage_bytes: int
     inspection: Inspection
     collectives: tuple[Collective, ...] = ()
     unintended: tuple[str, ...] = ()
@@ -70,10 +75,12 @@ class StepReport:
     def problems(self) -> tuple[str, ...]:
         """What speaks against the pool being updated in place, by the module's text and by its memory, and against
         what the devices tell each other."""
-        found = (*self.inspection.problems, *self.unintended)
-        if self.temp_bytes < self.pool_bytes:
-            return found
-        return (*found, f"temporaries of {self.temp_bytes} bytes have room for a pool array of {self.pool_bytes}")
+        found = [*self.inspection.problems, *self.unintended]
+        if self.temp_bytes >= self.pool_bytes:
+            found.append(f"temporaries of {self.temp_bytes} bytes have room for a pool array of {self.pool_bytes}")
+        if abs(self.alias_bytes - self.storage_bytes) > STORAGE_ERROR * self.storage_bytes:
+            found.append(f"the pool takes {self.alias_bytes} bytes, not the {self.storage_bytes} of its layout")
+        return tuple(found)
 
 
 def compile_step(job: Job, sizes: StepSizes) -> StepReport:
@@ -104,6 +111,7 @@ def compile_step(job: Job, sizes: StepSizes) -> StepReport:
         alias_bytes=memory.alias_size_in_bytes,
         flops=(compiled.cost_analysis() or {}).get("flops", 0.0),
         pool_bytes=min(leaf_bytes),
+        storage_bytes=job.num_blocks * model.layout.block_bytes // len(devices),
         inspection=inspect_module(compiled.as_text(), PoolArrays(len(jax.tree.leaves(params)), leaf_bytes)),
         collectives=told,
         unintended=unintended,

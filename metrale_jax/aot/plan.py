@@ -93,6 +93,7 @@ class Plan:
                 "workspace": budget.workspace,
             },
             "kv_block_bytes_per_device": budget.block,
+            "kv_block_data_bytes_per_device": budget.block_data,
             "largest_batch": budget.max_sequences(ask.context),
             "largest_context": budget.max_context(ask.num_sequences, ask.max_context),
             "workspace_by_program": dict(self.workspace.by_program),
@@ -111,6 +112,7 @@ class Plan:
         idle = f"; {self.idle_devices} of the devices stay idle" if self.idle_devices else ""
         yield "mesh", f"data 1, expert 1, tensor {self.num_devices}{idle}"
         yield "weights", f"{size(budget.weights)}{each}"
+        needed = budget.needed_blocks(ask.num_sequences, ask.context)
         yield (
             "KV blocks",
             (
@@ -118,6 +120,11 @@ class Plan:
                 f"{ask.num_sequences} sequences of {ask.context:,} tokens"
             ),
         )
+        if budget.block > budget.block_data:
+            times = budget.block / budget.block_data
+            yield "", f"memory pads a block of {size(budget.block_data)} to tiles, {times:.3g} times as much"
+        if blocks > needed:
+            yield "", f"{needed:,} blocks are needed, of which kernels cannot address the arrays; more they can"
         yield "recurrent slots", f"{size((ask.num_sequences + 1) * budget.slot)}: no layer of this model keeps one"
         yield from self._fit(pool)
         if chip.flops:
@@ -136,13 +143,20 @@ class Plan:
             return
         yield "workspace", f"{size(budget.workspace)}, asked for by {self.workspace.largest} as compiled at full depth"
         total = budget.weights + pool + budget.workspace
-        verdict = "yes" if self.fits else "no, memory capacity binds"
-        yield "fits", f"{verdict}: {size(total)} of {size(budget.capacity)}"
+        yield "fits", f"{self._verdict()}: {size(total)} of {size(budget.capacity)}"
         batch = budget.max_sequences(ask.context)
         yield "largest batch", f"{batch} sequences of {ask.context:,} tokens, with this workspace"
         longest = budget.max_context(ask.num_sequences, ask.max_context)
         why = ", the model's limit" if longest == ask.max_context else ""
         yield "largest context", f"{longest:,} tokens{why}, for {ask.num_sequences} sequences"
+
+    def _verdict(self) -> str:
+        ask, budget = self.ask, self.budget
+        if self.fits:
+            return "yes"
+        if budget.served(ask.num_sequences, ask.context):
+            return "no, memory capacity binds"
+        return "no, kernels cannot address arrays of this size; ask for fewer sequences, or keys and values in 16 bits"
 
 
 def _step_data(work: Work, chip: Chip) -> Mapping[str, Any]:

@@ -82,7 +82,8 @@ def _work(model: Model, params: DecoderParams, tokens: int, rows: int, seen: lis
             attended += 4 * mixer.num_heads * mixer.head_dim * sum(looked) // size
             # A chunk reads its past once, and what a window hides from all of it not at all.
             span = sum(looked) if longest is None else min(longest, (mixer.window or longest) + tokens - 1)
-            read += span * BY_BLOCK[type(spec)].bytes_per_block(spec, 1, layout.block_size) / layout.block_size / size
+            block = BY_BLOCK[type(spec)].bytes_per_block(spec, 1, layout.block_size, layout.platform, size)
+            read += span * block / layout.block_size / size
     sums = 2 * len(config.layers) + (_elements([params.embed]) < prod(params.embed.shape))
     ring = (size - 1) / size
     link = ring * (2 * sums * tokens * config.hidden_dim * width + rows * config.vocab_size * 4)

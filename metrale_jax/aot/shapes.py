@@ -190,8 +190,7 @@ def num_bytes(case: ModelCase) -> int:
     description = describe(case)
     leaves = jax.tree.leaves(abstract_params(description.specs, description.config.dtype))
     layout = abstract_model(description, "cpu", StepSizes()).layout
-    blocks = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves) + case.num_blocks * blocks
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves) + case.num_blocks * layout.block_bytes
 
 
 def formatted_pool(model: Model, num_blocks: int, mesh: Mesh) -> Pool:

@@ -7,6 +7,7 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy
 from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
+from pallas_kernels.storage import served_count
 
 COUNTS = ("max_sequences", "max_context_tokens", "block_size", "kv_cache_bytes", "prefill_tokens", "prefill_rows")
 
@@ -48,19 +49,21 @@ class EngineConfig:
 def blocks_for(layout: PoolLayout, config: EngineConfig) -> int:
     """Blocks a group, block 0 included, that `kv_cache_bytes` pay for, and no more than all rows can use.
 
-    Raises `ConfigError` if they do not hold one block.
+    Where the platform's kernels could not address so many, there are more, or fewer if those are not paid for. Raises
+    `ConfigError` if they do not hold one block.
     """
-    each = sum(layout.bytes_per_block(group) for group in range(len(layout.groups)))
+    each = layout.block_bytes
     longest = ceil_div(config.max_context_tokens, config.block_size) + 1
-    most = config.max_sequences * longest + 1
+    wanted = config.max_sequences * longest + 1
     if not each:
-        return most  # blocks of nothing, which count tokens
+        return wanted  # blocks of nothing, which count tokens
     if config.kv_cache_bytes < 3 * each:
         raise ConfigError(
             f"kv_cache_bytes={config.kv_cache_bytes} holds fewer than 3 blocks of {each} bytes; give "
             f"{3 * each} or more."
         )
-    return min(config.kv_cache_bytes // each, most)
+    most = config.kv_cache_bytes // each
+    return served_count(min(most, wanted), most, layout.gaps)
 
 
 def within_pool(layout: PoolLayout, config: EngineConfig) -> EngineConfig:

@@ -93,7 +93,9 @@ def make_model(
     sharing: Sharing | None = None,
 ) -> Model:
     """The model's static half for one platform and block size."""
-    return Model(config, make_layout(layer_states(config, formats), block_size), platform, attention, sharing)
+    num_shards = 1 if sharing is None else tensor_size(sharing.mesh)
+    layout = make_layout(layer_states(config, formats), block_size, platform, num_shards)
+    return Model(config, layout, platform, attention, sharing)
 
 
 def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:

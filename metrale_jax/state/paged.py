@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paged KV: attention's kind of state. Rolling back is the sequence's length alone, so its commit is the identity."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import jax
 
 from metrale_jax.sharding import axes
 from pallas_kernels.kv_append.op import kv_append
 from pallas_kernels.kv_formats.pages import KvPages, abstract_pages
+from pallas_kernels.storage import STORAGE, Gap, packed_bytes
 
 # What a group of layers keeps; block 0 is for padding.
 PagedKv = KvPages
@@ -56,7 +58,39 @@ def copy_blocks(kv: PagedKv, source, target) -> PagedKv:
     return jax.tree.map(lambda x: x.at[:, target].set(x[:, source], mode="promise_in_bounds"), kv)
 
 
-def bytes_per_block(spec: PagedKvSpec, num_layers: int, block_size: int) -> int:
-    """What one block of a group costs, scales included."""
-    one = jax.tree.leaves(abstract(spec, num_layers, 1, block_size))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in one)
+def order_in_memory(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of an array of the pool from the slowest to the fastest, by the shape that one device holds."""
+    if len(shape) == 5 and shape[3] == 1:
+        # The axis of one head may as well be outside the block's tokens. A TPU pads the last two axes to its tiles, and
+        # would pad one head to several.
+        return 0, 1, 3, 2, 4
+    return tuple(range(len(shape)))
+
+
+def bytes_per_block(spec: PagedKvSpec, num_layers: int, block_size: int, platform: str, num_shards: int) -> int:
+    """What one block of a group takes of the memory of a platform's devices, scales and padding included, on all of
+    the `num_shards` that share its heads."""
+    return num_shards * _block_bytes(spec, num_layers, block_size, num_shards, STORAGE[platform].num_bytes)
+
+
+def data_bytes_per_block(spec: PagedKvSpec, num_layers: int, block_size: int) -> int:
+    """The same without padding."""
+    return _block_bytes(spec, num_layers, block_size, 1, packed_bytes)
+
+
+def gaps(spec: PagedKvSpec, num_layers: int, block_size: int, platform: str, num_shards: int) -> tuple[Gap, ...]:
+    """For each array of a group, the bytes of data that a block has there on one device, and the sizes of the array
+    that the platform's kernels cannot address."""
+    arrays = _block(spec, num_layers, block_size, num_shards)
+    return tuple((packed_bytes(x.shape, x.dtype), STORAGE[platform].unaddressed(x.dtype)) for x in arrays)
+
+
+def _block_bytes(spec, num_layers, block_size, num_shards, num_bytes: Callable) -> int:
+    arrays = _block(spec, num_layers, block_size, num_shards)
+    return sum(num_bytes(tuple(x.shape[axis] for axis in order_in_memory(x.shape)), x.dtype) for x in arrays)
+
+
+def _block(spec, num_layers, block_size, num_shards) -> list[jax.ShapeDtypeStruct]:
+    """One block of each array of a group, as one device holds it."""
+    local = replace(spec, num_kv_heads=spec.num_kv_heads // num_shards)
+    return jax.tree.leaves(abstract(local, num_layers, 1, block_size))

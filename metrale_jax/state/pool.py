@@ -17,6 +17,7 @@ from metrale_jax.sharding import axes
 from metrale_jax.sharding.rules import partition_spec
 from metrale_jax.state.paged import NO_PAGES
 from metrale_jax.state.registry import BY_BLOCK, BY_SLOT, OF_STORAGE
+from pallas_kernels.storage import STORAGE, Gap
 
 
 @struct.dataclass
@@ -32,11 +33,14 @@ class Pool:
 @dataclass(frozen=True)
 class PoolLayout:
     """How layers map to groups: `groups` and `slot_groups` hold the distinct specs, `placement[i]` the (group, index in
-    it) of each state of layer i, where slot groups are counted on from the others."""
+    it) of each state of layer i, where slot groups are counted on from the others. The pool is in the memory of a
+    `platform`, what is shared out of it among `num_shards` devices."""
 
     groups: tuple[Hashable, ...]
     placement: tuple[tuple[tuple[int, int], ...], ...]
     block_size: int
+    platform: str
+    num_shards: int
     slot_groups: tuple[Hashable, ...] = ()
 
     def num_layers(self, group: int) -> int:
@@ -44,9 +48,32 @@ class PoolLayout:
         return sum(owner == group for places in self.placement for owner, _ in places)
 
     def bytes_per_block(self, group: int) -> int:
-        """Bytes of one block of a group, over all its layers."""
-        spec = self.groups[group]
-        return BY_BLOCK[type(spec)].bytes_per_block(spec, self.num_layers(group), self.block_size)
+        """Bytes of one block of a group, over all its layers and devices, as it lies in their memory."""
+        spec, layers = self.groups[group], self.num_layers(group)
+        kind = BY_BLOCK[type(spec)]
+        return kind.bytes_per_block(spec, layers, self.block_size, self.platform, self.num_shards)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of every group."""
+        return sum(map(self.bytes_per_block, range(len(self.groups))))
+
+    @property
+    def block_data_bytes(self) -> int:
+        """The same without what memory pads it to."""
+        return sum(
+            BY_BLOCK[type(spec)].data_bytes_per_block(spec, self.num_layers(group), self.block_size)
+            for group, spec in enumerate(self.groups)
+        )
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What counts of blocks the platform's kernels cannot address, array by array (see `storage.served_count`)."""
+        found = []
+        for group, spec in enumerate(self.groups):
+            facts = self.num_layers(group), self.block_size, self.platform, self.num_shards
+            found += BY_BLOCK[type(spec)].gaps(spec, *facts)
+        return tuple(found)
 
     @property
     def kv_formats(self) -> tuple[str, ...]:
@@ -60,12 +87,15 @@ class PoolLayout:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes of one slot, over all layers that keep state in slots; 0 where there are none."""
+        """Bytes of one slot on one device, over all layers that keep state in slots; 0 where there are none."""
         numbered = enumerate(self.slot_groups, start=len(self.groups))
-        return sum(BY_SLOT[type(spec)].bytes_per_slot(spec, self.num_layers(g)) for g, spec in numbered)
+        slots = [BY_SLOT[type(spec)].abstract(spec, self.num_layers(g), 1) for g, spec in numbered]
+        return sum(STORAGE[self.platform].num_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(slots))
 
 
-def make_layout(specs: tuple[tuple[Hashable, ...], ...], block_size: int) -> PoolLayout:
+def make_layout(
+    specs: tuple[tuple[Hashable, ...], ...], block_size: int, platform: str, num_shards: int = 1
+) -> PoolLayout:
     """Equal specs stacked into groups, in order of first appearance; `specs[i]` are those of layer i.
 
     Where none is held by block there is one group of no layers and no bytes: blocks still count a sequence's tokens.
@@ -83,7 +113,7 @@ def make_layout(specs: tuple[tuple[Hashable, ...], ...], block_size: int) -> Poo
             places.append((group, counts[group]))
             counts[group] += 1
         placement.append(tuple(places))
-    return PoolLayout(by_block, tuple(placement), block_size, by_slot)
+    return PoolLayout(by_block, tuple(placement), block_size, platform, num_shards, by_slot)
 
 
 def abstract_pool(layout: PoolLayout, num_blocks: tuple[int, ...], num_slots: int = 2) -> Pool:

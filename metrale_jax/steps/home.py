@@ -8,6 +8,7 @@ import jax
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from metrale_jax.state import paged
 from metrale_jax.state.pool import Pool, pool_specs
 
 
@@ -56,12 +57,7 @@ def placed_as(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
 
 def lying_row_major(leaf: Any, sharding: Sharding) -> Format:
     """The format of an array of a pool under a sharding: row-major, but for the axis of one head."""
-    order = list(range(leaf.ndim))
-    if leaf.ndim == 5 and sharding.shard_shape(leaf.shape)[3] == 1:
-        # The axis of one head may as well be outside the block's tokens. A TPU pads the last two axes to its tiles, and
-        # would pad one head to several.
-        order[2:4] = 3, 2
-    return Format(Layout(tuple(order)), sharding)
+    return Format(Layout(paged.order_in_memory(sharding.shard_shape(leaf.shape))), sharding)
 
 
 def _has_place(leaf: Any) -> bool:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How paged attention is cut up on a TPU: sizes from shapes alone, what they take of VMEM, and what is declined."""
 
-import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
 from pallas_kernels.kv_formats.pages import KvPages
-from pallas_kernels.shapes import next_power_of_two, round_up
+from pallas_kernels.shapes import round_up
+from pallas_kernels.storage import LANES, SUBLANES, padded_bytes
 
-LANES, SUBLANES = 128, 8
 # Tokens a tile of the past: enough for its copies to hide the latency of memory, few enough for short rows.
 TILE_TOKENS = 512
 # Bytes of keys and values in flight (two tiles of each), and of a row's queries, outputs and sums.
@@ -65,15 +64,6 @@ def tile_shape(tokens: int, heads: int, width: int) -> tuple[int, ...]:
 def work_dtype(q_dtype, pages: KvPages):
     """What keys and values are decoded to: the queries' dtype, or float32 where the codes hold more."""
     return jnp.dtype(jnp.float32 if pages.k.dtype.itemsize == 4 else q_dtype)
-
-
-def padded_bytes(shape: tuple[int, ...], dtype) -> int:
-    """Bytes of an array as a TPU lays it out: in tiles of 128 lanes by 8 rows, or by the power of two that holds fewer,
-    which are no fewer than share a word of 32 bits."""
-    itemsize = jnp.dtype(dtype).itemsize
-    *outer, rows, width = (1, *shape) if len(shape) == 1 else shape
-    rows = round_up(rows, SUBLANES) if rows > SUBLANES else max(4 // itemsize, next_power_of_two(rows))
-    return math.prod(outer) * rows * round_up(width, LANES) * itemsize
 
 
 def tiling_for(q, pages: KvPages) -> Tiling:

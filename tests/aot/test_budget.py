@@ -23,9 +23,11 @@ BUDGETS = st.builds(
     capacity=st.integers(10**6, 10**12),
     weights=st.integers(0, 10**11),
     block=st.integers(1, 10**8),
+    block_data=st.just(1),
     slot=st.integers(0, 10**7),
     workspace=st.integers(0, 10**10),
     block_size=st.sampled_from([8, 16, 64]),
+    gaps=st.just(()),
 )
 
 

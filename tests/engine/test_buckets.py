@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every size that a load can bring falls in a known shape."""
 
+import dataclasses
+
 import pytest
 
 from metrale_jax.core.errors import ConfigError
@@ -68,13 +70,36 @@ def test_a_limit_out_of_range_is_refused_by_name_and_value(field, value):
         EngineConfig(**{field: value})
 
 
-LAYOUT = make_layout(((PagedKvSpec(2, 8, 8, 0, "float32"),), (PagedKvSpec(2, 8, 8, 20, "float32"),)), 16)
+LAYOUT = make_layout(((PagedKvSpec(2, 8, 8, 0, "float32"),), (PagedKvSpec(2, 8, 8, 20, "float32"),)), 16, "cpu")
 
 
 def test_the_pool_is_what_its_bytes_pay_for_and_no_more_than_rows_can_use():
     assert LAYOUT.bytes_per_block(0) + LAYOUT.bytes_per_block(1) == 4096
     assert blocks_for(LAYOUT, EngineConfig(kv_cache_bytes=10 * 4096 + 7)) == 10
     assert blocks_for(LAYOUT, EngineConfig(max_sequences=2, max_context_tokens=32)) == 2 * 3 + 1
+
+
+def test_a_pool_that_kernels_cannot_address_is_larger_or_if_nobody_pays_smaller():
+    layout = make_layout(((PagedKvSpec(8, 128, 128, 0, "int8"),),) * 36, 16, "cuda")
+    rows = 36 * 16 * 8  # of a block, for keys and for values
+    assert layout.block_bytes == rows * 2 * (128 + 4)
+    wanted = EngineConfig(max_sequences=5, max_context_tokens=16 * 999)  # 2.7 GiB of keys
+    needed, least, most = 5 * 1000 + 1, 2**32 // (rows * 128) + 1, 2**31 // (rows * 128)
+    assert most < needed < least
+    assert blocks_for(layout, dataclasses.replace(wanted, kv_cache_bytes=1 << 40)) == least
+    assert blocks_for(layout, dataclasses.replace(wanted, kv_cache_bytes=layout.block_bytes * needed)) == most
+    assert blocks_for(layout, dataclasses.replace(wanted, kv_cache_bytes=layout.block_bytes * 500)) == 500
+    elsewhere = make_layout((layout.groups,) * 36, 16, "tpu")
+    assert blocks_for(elsewhere, dataclasses.replace(wanted, kv_cache_bytes=1 << 40)) == needed
+
+
+def test_blocks_are_counted_as_they_lie_in_the_memory_of_their_platform():
+    narrow = ((PagedKvSpec(3, 64, 64, 0, "bfloat16"),),) * 4
+    assert [make_layout(narrow, 16, name).block_bytes for name in ("cpu", "cuda")] == [4 * 16 * 3 * 64 * 2 * 2] * 2
+    assert make_layout(narrow, 16, "tpu").block_bytes == 4 * 16 * 4 * 128 * 2 * 2
+    # A head for each of three devices: tokens lie beside each other.
+    assert make_layout(narrow, 16, "tpu", 3).block_bytes == 3 * 4 * 16 * 128 * 2 * 2
+    assert make_layout(narrow, 16, "tpu").block_data_bytes == 4 * 16 * 3 * 64 * 2 * 2
 
 
 def test_a_pool_of_nothing_is_refused_with_the_least_that_would_do():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pallas_kernels.dispatch import DispatchError, choose
 from pallas_kernels.paged_attention import mosaic_tpu
 from pallas_kernels.paged_attention.cases import BLOCK_SIZES, CASES, HEAD_DIMS, HEADS, KV_FORMATS, Case
-from pallas_kernels.paged_attention.mosaic_tpu_sizes import TILE_TOKENS, padded_bytes, tiling_for
+from pallas_kernels.paged_attention.mosaic_tpu_sizes import TILE_TOKENS, tiling_for
 from pallas_kernels.paged_attention.op import IMPLEMENTATIONS, RAGGED_IMPLEMENTATIONS
 from tests.pallas_kernels.problems import LAYER, Problem, close
 
@@ -189,21 +189,6 @@ def test_a_tile_is_as_many_tokens_as_fit_the_buffers():
 def test_heads_are_loaded_with_a_stride_where_no_padding_lies_between_them(heads, kv_format, strided):
     problem = Problem(Case("heads", (3,), (1,), heads, heads), kv_format=kv_format)
     assert tiling_for(problem.q, problem.pages).strided == strided
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "size"),
-    [
-        ((8, 128), "bfloat16", 2048),
-        ((3, 64), "bfloat16", 4 * 128 * 2),
-        ((1, 128), "int8", 512),
-        ((5, 9, 130), "float32", 5 * 16 * 256 * 4),
-        ((8, 16), "float32", 4096),
-        ((12, 128), "int8", 2048),
-    ],
-)
-def test_bytes_of_an_array_are_those_of_its_tiles(shape, dtype, size):
-    assert padded_bytes(shape, dtype) == size
 
 
 @pytest.mark.parametrize("table", [IMPLEMENTATIONS, RAGGED_IMPLEMENTATIONS])
