@@ -14,12 +14,13 @@ from metrale_jax.aot.chips import Chip
 from metrale_jax.aot.targets import Target
 from metrale_jax.core.errors import ConfigError
 
-# What libtpu reads, and would otherwise ask a machine's metadata server for.
+# What libtpu reads, and would otherwise ask a machine's metadata server for; and that compilers tell of errors alone.
 COMPILER_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 # Of this machine's memory, what programs can have beside all else that runs.
 HOST_SHARE = 0.9
