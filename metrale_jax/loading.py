@@ -75,6 +75,13 @@ def read_config(path: Path) -> tuple[Family, RawConfig]:
             f"architectures={names!r} (model_type={values.get('model_type')!r}) in {file} "
             "does not name one model class; correct it."
         )
+    quantised = values.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ConfigError(
+            f"quantization_config with quant_method={method!r} in {file} is not supported; use the model's checkpoint "
+            "of plain weights, or a .gguf file."
+        )
     family = family_for(names[0], ARCHITECTURES)
     generation = directory / "generation_config.json"
     raw = RawConfig(values, family.defaults, str(file))

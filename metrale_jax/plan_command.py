@@ -42,6 +42,8 @@ from metrale_jax.runtime import (
     BLOCK_TOKENS,
     RunOptions,
     bounded,
+    check_writable,
+    chosen_attention,
     chosen_block_size,
     chosen_formats,
     default_cache_dir,
@@ -83,6 +85,7 @@ def add_plan(commands: Any, epilog: str) -> None:
     sub.add_argument("--context", type=int, metavar="L", help="tokens of prompt and answer; default the model's limit")
     sub.add_argument("--dtype", help="float32, bfloat16 or float16; default the checkpoint's own, on cpu float32")
     sub.add_argument("--kv-dtype", metavar="FORMAT", help="format of keys and values; default as LLM chooses")
+    sub.add_argument("--attention", default="auto", metavar="NAME", help="as LLM takes it; default the platform's own")
     sub.add_argument("--prefill-tokens", type=int, default=512, metavar="T", help="of a prefill step; default 512")
     platforms = ", ".join(f"{count} on {platform}" for platform, count in BLOCK_TOKENS.items())
     sub.add_argument("--block-size", type=int, metavar="B", help=f"tokens a block; default {platforms}")
@@ -101,7 +104,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     progress = silent if arguments.quiet else TerminalProgress()
     _check(arguments)
     without_devices()
-    target, devices = host() if arguments.target == HOST else (target_for(arguments.target), None)
+    here = arguments.target.strip().lower() == HOST
+    target, devices = host() if here else (target_for(arguments.target, others=(HOST,)), None)
     description, name = _described(arguments)
     prepared = prepare(arguments, target, devices or target.devices(), description)
     ask = _ask(prepared, description.config.max_context_tokens)
@@ -131,7 +135,8 @@ def prepare(
     dtype, formats = chosen_formats(options, target.platform, config.dtype)
     description, sharing = shared(Description(config, description.specs), mesh)
     block_size = chosen_block_size(arguments.block_size, target.platform)
-    model = make_model(description.config, target.platform, block_size, formats, sharing=sharing)
+    attention = chosen_attention(arguments.attention)
+    model = make_model(description.config, target.platform, block_size, formats, attention, sharing)
     steps = Steps(model, row_major_over(mesh) if mesh else row_major(devices[0]))
     params = abstract_params(description.specs, dtype, mesh)
     return Prepared(target, steps, params, _engine(arguments, model), tuple(devices[:count]))
@@ -153,6 +158,7 @@ def make_plan(name: str, prepared: Prepared, ask: Ask, whole: bool, progress: Pr
         model=name,
         dtype=str(params.embed.dtype),
         kv_format=", ".join(model.layout.kv_formats),
+        attention=model.attention,
         chip=target.chip,
         num_devices=len(prepared.devices),
         idle_devices=target.num_devices - len(prepared.devices),
@@ -168,8 +174,12 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.plot is not None:
         check_can_plot(arguments.plot)
     for path in filter(None, (arguments.plot, arguments.compile)):
+        # What takes minutes to make is not to fail for want of a place.
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{str(path)!r} is in no directory that exists; name another file.")
+        if path.is_dir():
+            raise ConfigError(f"{str(path)!r} is a directory; name a file in it.")
+        check_writable("directory", path.absolute().parent)
 
 
 def _described(arguments: argparse.Namespace) -> tuple[Description, str]:

@@ -18,7 +18,12 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 class DispatchError(ValueError):
-    """An implementation asked for by name that is unknown or declines the case."""
+    """An implementation asked for by name that is unknown or declines the case; `reasons` are those of each that was
+    asked."""
+
+    def __init__(self, message: str, reasons: Sequence[str] = ()):
+        super().__init__(message)
+        self.reasons = tuple(reasons)
 
 
 @dataclass(frozen=True)
@@ -59,15 +64,16 @@ def choose(op: str, table: Sequence[Implementation], platform: str, impl: str = 
         raise DispatchError(
             f"impl={impl!r} is not one of {op}'s implementations; use {[r.name for r in table]} or 'auto'."
         )
+    # What serves other platforms is a reason only for whoever asked for it, or where there is nothing else.
+    here = [row for row in rows if platform in row.platforms] or rows
     reasons = []
-    for row in rows:
+    for row in here:
         reason = row.declines(platform, impl == row.name, facts)
         if not reason:
             return imported(row.target)
         reasons.append(f"{row.name}: {reason}")
-    raise DispatchError(
-        f"{op} has no implementation for {platform} that takes this ({'; '.join(reasons)}); pass impl='xla'."
-    )
+    message = f"{op} has no implementation for {platform} that takes this ({'; '.join(reasons)}); pass impl='xla'."
+    raise DispatchError(message, reasons)
 
 
 def by_platform(default: Callable, **special: Callable) -> Callable:

@@ -75,6 +75,13 @@ def test_the_plan_says_what_fits_and_what_it_would_take(archived):
         ("llama-linear", {}, "another model: digest is"),
         ("llama-default", {"max_sequences": 5}, "another engine: max_sequences is 4 there and 5 here; give LLM the"),
         ("llama-default", {"prefill_tokens": 16}, "another engine: prefill_tokens is 32 there and 16 here"),
+        ("llama-default", {"kv_dtype": "int8"}, "another model: keys and values is 'float32' there and 'int8' here"),
+        (
+            "llama-default",
+            {"block_size": None},
+            "another model: digest is|another engine: block_size is 8 there and 16",
+        ),
+        ("llama-default", {"attention": "xla"}, "another model: attention is 'auto' there and 'xla' here"),
         ("llama-default", {"dtype": "bfloat16"}, "another model: dtype is 'float32' there and 'bfloat16' here"),
     ],
 )
@@ -174,13 +181,18 @@ def test_what_does_not_fit_is_told_with_what_would_and_exits_1(memory, words, ca
     [
         ([str(TINY), "--target", "h300"], "target 'h300' is unknown; use one of ['b200', 'h200'"),
         ([str(TINY), "--target", "cpu", "--max-seqs", "0"], "max_sequences=0"),
+        ([str(TINY), "--target", "cpu-2"], "with -2, -4, -8 after it for so many devices, or cpu."),
         ([str(TINY), "--target", "cpu", "--max-seqs", "-3"], "max_sequences=-3"),
+        ([str(TINY), "--target", "cpu", "--max-seqs", "9" * 30], f"max_sequences={'9' * 30} is above 16384"),
+        ([str(TINY), "--target", "cpu", "--prefill-tokens", "9" * 30], f"prefill_tokens={'9' * 30} is above 131072"),
+        ([str(TINY), "--target", "cpu", "--attention", "flash"], "attention='flash' is not one of auto, cpu, triton"),
         ([str(TINY), "--target", "cpu", "--prefill-tokens", "-1"], "prefill_tokens=-1"),
         ([str(TINY), "--target", "cpu", "--context", "100000"], "max_context_tokens=100000 is above the model's"),
         ([str(TINY), "--target", "cpu", "--kv-dtype", "fp3"], "kv_dtype='fp3' is not one of float32"),
         ([str(TINY), "--target", "cpu", "--dtype", "int3"], "dtype='int3'"),
         ([str(TINY), "--target", "cpu", "--block-size", "24"], "block_size=24 is not a power of two"),
         ([str(TINY), "--target", "cpu", "--compile", "/no/such/place.zip"], "is in no directory that exists"),
+        ([str(TINY), "--target", "cpu", "--compile", str(GOLDENS)], "is a directory; name a file in it"),
         (["no-such-model", "--target", "cpu"], "no-such-model"),
         ([str(GOLDENS / "cases.json"), "--target", "cpu"], "cases.json holds a list"),
     ],
@@ -189,6 +201,45 @@ def test_a_mistake_is_one_line_and_exit_2(arguments, words, capsys):
     status, out, err = plan([*arguments, "--quiet"], capsys)
     assert (status, out) == (2, "")
     assert err.startswith("metrale-jax: ") and err.count("\n") == 1 and words in err
+
+
+@pytest.mark.parametrize("name", ["CPU", " cpu "])
+def test_a_target_is_known_in_letters_of_either_case(name, capsys):
+    status, out, _ = plan([str(TINY), "--target", name, *SIZES, "--quiet"], capsys)
+    assert status == 0 and "fits" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quant_method='awq'"),
+        ({"architectures": ["Gpt5ForCausalLM"]}, "architecture 'Gpt5ForCausalLM' is not supported; supported are"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_refused_by_what_is_wrong_with_it(changes, words, tmp_path, capsys):
+    values = json.loads((TINY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
+    status, _, err = plan([str(tmp_path), "--target", "cpu", "--quiet"], capsys)
+    assert status == 2 and err.count("\n") == 1 and words in err
+
+
+def test_an_archive_that_was_cut_short_is_refused(archived, tmp_path):
+    data, path = archived
+    content = path.read_bytes()
+    for size in (0, 10, len(content) // 2, len(content) - 1):
+        short = tmp_path / f"{size}.zip"
+        short.write_bytes(content[:size])
+        with pytest.raises(ConfigError, match="is none that .* wrote"):
+            LLM(TINY, executables=short, **data["options"])
+
+
+def test_a_model_that_no_kernel_serves_is_refused_in_one_line(capsys):
+    """Here a kernel for TPUs, interpreted, asked for a dtype that TPUs do not load."""
+    arguments = [str(TINY), "--target", "cpu", *SIZES, "--dtype", "float16", "--attention", "mosaic_tpu-interpreted"]
+    status, out, err = plan([*arguments, "--quiet"], capsys)
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert "a kernel of cpu does not serve this model" in err and "dtype='float16' cannot be loaded by a TPU" in err
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class Plan:
     model: str
     dtype: str
     kv_format: str
+    attention: str
     chip: Chip
     num_devices: int
     idle_devices: int
@@ -69,6 +70,8 @@ class Plan:
             "dtype": self.dtype,
             "kv_dtype": self.kv_format,
         }
+        if self.attention != "auto":
+            options["attention"] = self.attention
         return options if self.num_devices == 1 else {**options, "tensor_parallel": self.num_devices}
 
     def data(self) -> dict[str, Any]:

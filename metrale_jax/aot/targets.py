@@ -57,12 +57,14 @@ class Target:
         return found.devices[: self.num_devices]
 
 
-def target_for(name: str) -> Target:
-    """The target of that name. Raises `ConfigError` with the list if it is unknown."""
-    chip, dash, count = name.partition("-")
+def target_for(name: str, others: Sequence[str] = ()) -> Target:
+    """The target of that name, in letters of either case. Raises `ConfigError` with the list, and the `others` that its
+    caller knows, if it is unknown."""
+    chip, dash, count = name.strip().lower().partition("-")
     if chip not in CHIPS or (dash and count not in map(str, COUNTS)):
         sizes = ", ".join(f"-{count}" for count in COUNTS[1:])
+        more = "".join(f", or {other}" for other in others)
         raise ConfigError(
-            f"target {name!r} is unknown; use one of {sorted(CHIPS)}, with {sizes} after it for so many devices."
+            f"target {name!r} is unknown; use one of {sorted(CHIPS)}, with {sizes} after it for so many devices{more}."
         )
     return Target(CHIPS[chip], int(count or 1))

@@ -9,6 +9,8 @@ from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
 from pallas_kernels.storage import served_count
 
+# Every count up to these is walked through when the shapes of steps are made, and has rows in host memory.
+MOST = {"max_sequences": 1 << 14, "prefill_tokens": 1 << 17}
 COUNTS = ("max_sequences", "max_context_tokens", "block_size", "kv_cache_bytes", "prefill_tokens", "prefill_rows")
 
 
@@ -42,6 +44,8 @@ class EngineConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} is not an integer above 0; give a count.")
+            if value > MOST.get(name, value):
+                raise ConfigError(f"{name}={value} is above {MOST[name]}, the most of one engine; give less.")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} is not a power of two; use 16, 32 or 64.")
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
+from metrale_jax.core.errors import ConfigError
 from metrale_jax.models.decoder import Model
 from metrale_jax.state.pool import Pool, abstract_pool, copy_blocks, copy_slots, make_pool, zeros
 from metrale_jax.steps.decode import decode
@@ -26,6 +27,7 @@ from metrale_jax.steps.prompt_scores import prompt_logprobs
 from metrale_jax.steps.score import score
 from metrale_jax.steps.serving import advance, candidates, finish, pick_rows, put_tokens
 from metrale_jax.steps.verify import verify
+from pallas_kernels.dispatch import DispatchError
 
 # Position of the donated pool among each function's arguments after the model, and how many values it returns.
 STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
@@ -137,11 +139,21 @@ class Steps:
         # compiled ones are found again by, must not depend on who traced first.
         with self.on_compile(name):
             with self._tracing:
-                lowered = self._jitted(name, arguments, static).lower(*self._settled(arguments))
+                lowered = self._lowered(name, arguments, static)
             compiled = lowered.compile()
         with self._lock:
             self._num_compiles += 1
         return compiled
+
+    def _lowered(self, name, arguments, static):
+        try:
+            return self._jitted(name, arguments, static).lower(*self._settled(arguments))
+        except DispatchError as error:
+            model = self.model
+            raise ConfigError(
+                f"a kernel of {model.platform} does not serve this model under these options "
+                f"({'; '.join(error.reasons)}); choose another dtype or kv_dtype, or attention='xla', which is slow."
+            ) from error
 
     def make_pool(self, num_blocks: tuple[int, ...], fill: Callable = zeros, num_slots: int = 2) -> Pool:
         """A fresh pool of `num_blocks[g]` blocks in group g and `num_slots` slots, at the home of these steps."""

@@ -31,6 +31,12 @@ def test_every_chip_has_a_platform_that_kernels_know_and_figures(name):
     assert chip.flops > chip.bandwidth > chip.link_bandwidth > 0
 
 
+def test_names_of_targets_may_be_in_capitals_and_others_be_known_beside_them():
+    assert target_for(" V6E-8\n") == target_for("v6e-8")
+    with pytest.raises(ConfigError, match="for so many devices, or here"):
+        target_for("there", others=("here",))
+
+
 def test_a_target_is_so_many_devices_of_a_chip():
     assert (target_for("v6e-8").chip.name, target_for("v6e-8").num_devices) == ("v6e", 8)
     assert [target_for(name).name for name in ("h200", "h200-1", "h200-4")] == ["h200", "h200", "h200-4"]
