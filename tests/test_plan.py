@@ -15,9 +15,20 @@ import pytest
 
 from metrale_jax import LLM, cli
 from metrale_jax.aot.archive import Archive
+from metrale_jax.aot.budget import budget_of
+from metrale_jax.aot.chips import CHIPS
+from metrale_jax.aot.plan import Ask, Plan
+from metrale_jax.aot.roofline import decode_work, prefill_work
+from metrale_jax.aot.shapes import describe, model_for
 from metrale_jax.aot.targets import Target
+from metrale_jax.aot.workspace import Workspace
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.devices import host
+from metrale_jax.engine.warmup import abstract_params
+from metrale_jax.models.decoder import make_model
+from metrale_jax.runtime import BLOCK_TOKENS, chosen_block_size
+from metrale_jax.state.formats import StateFormats
+from pallas_kernels.dispatch import PLATFORMS
 from tests.conftest import GOLDENS
 
 ROOT = Path(__file__).parent.parent
@@ -261,3 +272,45 @@ def test_a_plot_is_drawn(tmp_path, capsys):
     path = tmp_path / "plan.png"
     status, _, _ = plan([str(TINY), "--target", "cpu", *SIZES, "--quiet", "--plot", str(path)], capsys)
     assert status == 0 and path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_platform_has_blocks_of_its_own_size():
+    assert set(BLOCK_TOKENS) == set(PLATFORMS)
+    assert [chosen_block_size(None, name) for name in ("cpu", "cuda", "tpu")] == [16, 16, 64]
+    assert chosen_block_size(128, "tpu") == 128
+
+
+def planned(num_sequences, capacity):
+    """The plan of Qwen3-8B with keys and values of a byte on an H200 of so much memory, nothing compiled."""
+    description = describe(model_for("qwen3-8b"))
+    model = make_model(description.config, "cuda", 16, StateFormats("int8", "bfloat16"))
+    params = abstract_params(description.specs, "bfloat16")
+    return Plan(
+        model="qwen3-8b",
+        dtype="bfloat16",
+        kv_format="int8",
+        attention="auto",
+        chip=CHIPS["h200"],
+        num_devices=1,
+        idle_devices=0,
+        ask=Ask(num_sequences, 8192, 40960, 512),
+        budget=budget_of(model, params, capacity, 10**8),
+        workspace=Workspace({"advance": 10**8}),
+        decode=decode_work(model, params, num_sequences, 8192),
+        prefill=prefill_work(model, params, 512, 0),
+    )
+
+
+def test_a_pool_that_kernels_cannot_address_is_planned_larger_or_refused_with_the_way_out():
+    # Ten sequences need 5,131 blocks, whose keys are an array of 2.8 GiB; 7,282 are the next that can be addressed.
+    roomy = planned(10, 126 * 10**9)
+    rows = dict(roomy.lines())
+    assert roomy.fits and "7,282 blocks of 16 tokens" in rows["KV blocks"]
+    assert roomy.options()["kv_cache_mib"] << 20 >= 7282 * roomy.budget.block
+    assert any("5,131 blocks are needed" in value for _, value in roomy.lines())
+    weights = roomy.budget.weights
+    tight = planned(10, weights + 10**8 + 6000 * roomy.budget.block)
+    assert not tight.fits and "kernels cannot address arrays of this size; ask for fewer" in dict(tight.lines())["fits"]
+    assert tight.budget.max_sequences(8192) == 7  # of 3,640 blocks, the most below 2 GiB
+    few = planned(7, weights + 10**8 + 6000 * roomy.budget.block)
+    assert few.fits and few.budget.num_blocks(7, 8192) == 7 * 513 + 1
