@@ -74,6 +74,13 @@ class Answer:
             )
         )
 
+    @property
+    def only(self) -> Request:
+        """The one request. Raises `RequestError` for an answer that was refused, or of several."""
+        if len(self._requests) != 1:
+            raise self._error or RequestError(f"{len(self._requests)} answers are not one; ask for n=1.")
+        return self._requests[0]
+
     def refuse(self, error: MetraleError) -> None:
         """Ends the answer before it began."""
         self._error = error

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import RLock, get_ident
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 
 from metrale_jax.answers import Answer, AnswerStream, checked_prompts, fresh_seed, params_for
 from metrale_jax.aot.archive import Archive, purpose_of
+from metrale_jax.core.config import rope_regime
 from metrale_jax.core.errors import MetraleError, RequestError, TextError
 from metrale_jax.devices import device_kind, devices_for
 from metrale_jax.engine.admission import checked_tokens
@@ -32,6 +35,7 @@ from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.rules import RuleCompiler
 from metrale_jax.runtime import LoadedModel, load_model, profiled, release_freed_memory, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.saved_answers import carry_on, fingerprint, load_saved, save_request
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
 
@@ -79,6 +83,7 @@ class LLM:
         if told := why_no_prefix_hits(self.config, steps.model.layout):
             LOG.warning("%s", told)
         self._stepping = 0
+        self._identity: dict[str, str] | None = None
         steps.on_compile = self._compiling
         self.engine = make_engine(steps, self.loaded.params, self._engine_config(steps), on_finish=on_finish)
         self._lock = RLock()
@@ -150,6 +155,30 @@ class LLM:
         """The answer to come: `step` until it is `finished`, then ask its `result`. Raises `RequestError` at once."""
         [one] = params_for(params, 1)
         return self._submitted(prompt, one, alone=True)
+
+    def save_answer(self, answer: Answer, path: str | Path) -> int:
+        """Bytes of the file at `path` with which `load_answer` of another process, on the same model, goes on from
+        where `answer` stands, bit for bit. The answer itself goes on here.
+
+        Raises `RequestError` for one that is finished, of several (n, beams), or was refused, `ConfigError` for a path
+        that cannot be written.
+        """
+        with self._lock:
+            return save_request(Path(path), self.engine, answer.only, answer.seed, self._fingerprint())
+
+    def load_answer(self, path: str | Path) -> Answer:
+        """The answer that `save_answer` saved, queued to go on; its result has all of its tokens. A deadline counts
+        from now. Raises `ConfigError` for a file of another model, or one that is damaged."""
+        saved = load_saved(Path(path), self.engine, self._fingerprint(), partial(rope_regime, self.loaded.config))
+        with self._lock:
+            answer = self._submitted(saved.prompt, replace(saved.params, seed=saved.seed), alone=True)
+            carry_on(self.engine, answer.only, saved)
+        return answer
+
+    def _fingerprint(self) -> dict[str, str]:
+        if self._identity is None:
+            self._identity = fingerprint(self.loaded.steps, self.loaded.params)
+        return self._identity
 
     def step(self) -> bool:
         """Advances all that was submitted; returns whether work is left."""

@@ -28,10 +28,11 @@ class LLMConfig:
     `kv_dtype`, `state_dtype`, `block_size` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt
     plus answer, by default the model's own limit or what the KV pool of `kv_cache_mib` holds. `snapshot_mib` is for the
     states that a model with recurrent layers keeps for later prompts, by default as much as for keys and values.
-    `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models that must
-    be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see
-    `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own,
-    for it is code. `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
+    `swap_mib` of the host's memory are for what requests hold that have to make room for others; without it they are
+    run again. `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models
+    that must be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr;
+    see `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your
+    own, for it is code. `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -43,6 +44,7 @@ class LLMConfig:
     block_size: int | None = None
     kv_cache_mib: int = 192
     snapshot_mib: int | None = None
+    swap_mib: int = 0
     prefill_tokens: int = 512
     prefix_cache: bool = True
     compile_cache: str | Path | None = None
@@ -76,9 +78,10 @@ def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) 
     mebibytes = config.kv_cache_mib
     if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
         raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
-    snapshots = config.snapshot_mib
-    if snapshots is not None and (isinstance(snapshots, bool) or not isinstance(snapshots, int) or snapshots < 0):
-        raise ConfigError(f"snapshot_mib={snapshots!r} is not an integer from 0; give a size in MiB.")
+    for name in ("snapshot_mib", "swap_mib"):
+        size = getattr(config, name)
+        if isinstance(size, bool) or not isinstance(size, int | None) or (size is not None and size < 0):
+            raise ConfigError(f"{name}={size!r} is not an integer from 0; give a size in MiB.")
     return EngineConfig(
         max_sequences=config.max_sequences,
         max_context_tokens=max_context_tokens,
@@ -86,6 +89,7 @@ def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) 
         kv_cache_bytes=mebibytes << 20,
         prefill_tokens=config.prefill_tokens,
         prefix_cache=config.prefix_cache,
+        swap_bytes=(config.swap_mib or 0) << 20,
     )
 
 

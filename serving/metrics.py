@@ -31,6 +31,7 @@ GAUGES = (
     ("tokens_per_second", "Generated tokens a second, over the last ten seconds.", "recent_tokens_per_s"),
     ("snapshot_slots", "Recurrent states that can be kept for later prompts.", "num_snapshots"),
     ("snapshots_used", "Recurrent states that are kept.", "used_snapshots"),
+    ("swapped_bytes", "Host memory taken by states of preempted requests.", "swapped_bytes"),
     ("uptime_seconds", "Seconds since the engine was made.", "uptime_s"),
 )
 # The client adds `_total` to each.
@@ -44,6 +45,7 @@ COUNTERS = (
     ("snapshots_taken", "Recurrent states kept so far.", "snapshots_taken"),
     ("snapshot_hits", "Prompts that went on from a kept recurrent state.", "snapshot_hits"),
     ("snapshots_evicted", "Kept recurrent states that made room for others.", "snapshots_evicted"),
+    ("swaps", "Preempted requests whose state was copied to the host.", "num_swaps"),
     ("unreported_requests", "Requests at whose end the hook on_finish raised.", "num_unreported"),
 )
 

@@ -38,6 +38,7 @@ RANKS = {
     "metrale_jax.request_log": 8,
     "metrale_jax.rules": 8,
     "metrale_jax.answers": 9,
+    "metrale_jax.saved_answers": 9,
     "metrale_jax.runtime": 9,
     "metrale_jax.llm_config": 9.5,
     "metrale_jax.inspection": 10,

@@ -16,13 +16,15 @@ from metrale_jax.core.sequence import SequenceState
 from metrale_jax.engine.buckets import Advance, ShapePlan
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.models.decoder import DecoderParams
-from metrale_jax.state.pool import zeros
+from metrale_jax.state.pool import read_blocks, read_slots, zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates, ChunkRows, DecodeRows, DrawRows
 
 # Blocks or slots copied by one call: forks copy one a sequence, and a longer list takes several calls.
 COPIES = 8
+# Blocks of each group that are copied to the host or back by one call.
+PART = 16
 FAILURES = (ArithmeticError, AssertionError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 """What running a program may raise, a device's own `JaxRuntimeError` (a RuntimeError) among them."""
 
@@ -146,6 +148,22 @@ class Device:
             pairs[:, : len(part)] = np.transpose(part)
             self.pool = self._run("copy_slots", pairs.shape[1], self.pool, pairs[0], pairs[1])
 
+    def read_state(self, blocks: Sequence[Sequence[int]], slot: int) -> tuple[Any, Any]:
+        """What is in `blocks[g]` of each group, in parts of up to `PART` blocks, and in the slot; to be fetched."""
+        parts = []
+        for start in range(0, max(map(len, blocks)), PART):
+            parts.append(self._run("read_blocks", (), self.pool, _part(blocks, start)))
+        slots = np.asarray([slot], np.int32)
+        return parts, self._run("read_slots", (), self.pool, slots) if self._has_slots else ()
+
+    def write_state(self, blocks: Sequence[Sequence[int]], slot: int, content: tuple[Any, Any]) -> None:
+        """Puts what `read_state` gave into other blocks and another slot, before any step that is dispatched later."""
+        parts, kept = content
+        for index, part in enumerate(parts):
+            self.pool = self._run("write_blocks", (), self.pool, _part(blocks, index * PART), part)
+        if self._has_slots:
+            self.pool = self._run("write_slots", (), self.pool, np.asarray([slot], np.int32), kept)
+
     def _run(self, name: str, sizes: Hashable, *arguments, **static) -> Any:
         """The results of a program, which is found by `sizes`: nothing else of its arguments' shapes varies over one
         pool, and to look at them all costs more than all that the host does for eight sequences. A program raises
@@ -161,10 +179,39 @@ class Device:
             self._zeros[size] = jax.device_put(np.zeros(size, np.int32))
         return self._zeros[size]
 
+    def as_state(self, num_blocks: int, arrays: Sequence[np.ndarray]) -> tuple[Any, Any]:
+        """What `read_state` gave for so many blocks of a group, of its arrays in order. Raises ValueError where they
+        are not of its shapes."""
+        parts = -(-num_blocks // PART)
+        ids = _part([[]] * self.num_groups, 0)
+        shapes = (
+            [jax.eval_shape(read_blocks, self.pool, ids)] * parts,
+            jax.eval_shape(read_slots, self.pool, ids[0][:1]) if self._has_slots else (),
+        )
+        leaves, tree = jax.tree.flatten(shapes)
+        wanted, found = ([(leaf.shape, leaf.dtype) for leaf in each] for each in (leaves, arrays))
+        if wanted != found:
+            raise ValueError(f"its arrays are {found[:2]}..., not {wanted[:2]}...")
+        return jax.tree.unflatten(tree, arrays)
+
+    @staticmethod
+    def num_bytes(content: Any) -> int:
+        """Bytes of what was fetched."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(content))
+
     @staticmethod
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
+
+
+def _part(blocks: Sequence[Sequence[int]], start: int) -> tuple[np.ndarray, ...]:
+    """Of each group the ids of up to `PART` blocks, then zeros: the block of padding is read and written."""
+    out = tuple(np.zeros((len(blocks), PART), np.int32))
+    for row, ids in zip(out, blocks, strict=True):
+        part = ids[start : start + PART]
+        row[: len(part)] = part
+    return out
 
 
 def slot_copies(count: int) -> int:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine.admission import Ask, Limits, checked_request
@@ -25,6 +26,7 @@ from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.reader import not_finite, read_prompt_scores, read_tokens
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.roster import Chunk, Roster
+from metrale_jax.engine.saved import SavedState
 from metrale_jax.engine.search import Search, check_search, search_rows
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.engine.stats import Counters, EngineStats
@@ -105,6 +107,23 @@ class Engine:
         """Ends a request now, with what it has; a finished one stays as it is."""
         self._finish(request, "abort")
 
+    def settle(self) -> None:
+        """Waits for all that is under way: then every request has the tokens that were drawn for it."""
+        self._read_all()
+
+    def saved_state(self, request: Request) -> SavedState | None:
+        """A copy of what a settled request holds; None if it shares that with other answers, is
+        having its prompt scored, or the device fails."""
+        scoring = request.params.prompt_logprobs is not None and not request.output
+        if request.search is not None or request.followers or not request.seq_len or request.finished or scoring:
+            return None
+        memory = self.roster.memory
+        blocks = memory.held_blocks(request)
+        content = self._guarded((), lambda: self.device.fetch(self.device.read_state(blocks, request.slot)))
+        if content is None or request.lease is None:
+            return None  # it can be run again
+        return memory.saved_state(request, *content, num_bytes=self.device.num_bytes(content))
+
     @property
     def memory(self) -> Memory:
         """The blocks, and what is kept of them."""
@@ -155,6 +174,11 @@ class Engine:
             self._guarded(decoding, lambda: self.device.copy_blocks(copies))
             decoding = [request for request in decoding if request.lease is not None]
             chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
+        returned = self.roster.returned()
+        if returned:
+            self._put_back(returned)
+            decoding = [request for request in decoding if request.lease is not None]
+            chunks = [chunk for chunk in chunks if chunk[0] in self.roster.filling]
         restores = self.roster.restores()
         if restores and chunks:
             self._guarded([request for request, _ in chunks], lambda: self.device.copy_slots(restores))
@@ -231,7 +255,31 @@ class Engine:
         if victim is not None:
             victim.num_preemptions += 1
             self.counters.num_preemptions += 1
+            saved = self.saved_state(victim) if self.roster.memory.swap.max_bytes else None
+            if victim.lease is None:
+                return  # the pool was lost, and all were sent back
             self.roster.requeue(victim)
+            if saved is not None and self.roster.memory.swap.put(victim.request_id, saved):
+                self.counters.num_swaps += 1
+
+    def _put_back(self, returned: list[tuple[Request, SavedState]]) -> None:
+        """Requests that were preempted find their states in their new blocks, and decode on."""
+        for request, saved in returned:
+            if request.lease is None:
+                continue
+            tables = request.lease.tables
+            blocks = [[table[i] for i in held] for table, held in zip(tables, saved.held, strict=True)]
+            self._guarded([request], partial(self.device.write_state, blocks, request.slot, (saved.blocks, saved.slot)))
+            if request.lease is None:
+                continue
+            if request.lease.drop_behind_windows(request.seq_len):
+                self.slots.write(request.slot, request.lease)
+            if request.output and request.remaining == 1:
+                self.roster.resume(request)
+                self._draws.slots_changed()
+                self.device.put_tokens(
+                    *(padded([one], self.shapes.num_slots) for one in (request.slot, request.output[-1]))
+                )
 
     # Launching.
 
@@ -377,10 +425,12 @@ class Engine:
             return
         if scores is not None:
             read_prompt_scores(scores, launched.chunks)
+        resets = self._num_resets
         for (search, rows, _), candidates in zip(launched.searches, found, strict=True):
-            self._advance_search(search, rows, candidates)
-        if host is None:
-            return
+            if resets == self._num_resets:
+                self._advance_search(search, rows, candidates)
+        if host is None or resets != self._num_resets:
+            return  # where the pool was lost meanwhile, all begin again
         if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
             self.roster.memory.forget()  # what made it may be among the kept blocks
         now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])

@@ -42,6 +42,7 @@ def make_engine(
         keep=config.prefix_cache,
         snapshots=snapshots,
         policy=config.snapshot_policy,
+        swap_bytes=config.swap_bytes,
     )
     limits = Limits(
         max_context_tokens=config.max_context_tokens,

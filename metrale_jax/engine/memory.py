@@ -2,6 +2,7 @@
 """`Memory`: the blocks of a pool, who holds them, and what of them is kept for later prompts."""
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 from metrale_jax.engine.blocks import BlockAllocator
 from metrale_jax.engine.lease import BlockCopy, Lease
@@ -9,7 +10,9 @@ from metrale_jax.engine.leaves import Node
 from metrale_jax.engine.pin import Pin
 from metrale_jax.engine.radix import RadixTree
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.saved import SavedState, SwapSpace
 from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy, Snapshots
+from pallas_kernels.shapes import ceil_div
 
 
 class Memory:
@@ -18,6 +21,7 @@ class Memory:
     `windows[g]` is group g's sliding window. `regime(length)` names what a prompt of that length makes of its keys
     beside their tokens: blocks of one regime never serve another. With `keep` false nothing is kept. `snapshots` are
     for a model with recurrent layers, None for others: of such a model no prefix is of use without a state.
+    `swap_bytes` of the host's memory are for states of requests that had to make room for others.
     """
 
     def __init__(
@@ -29,10 +33,12 @@ class Memory:
         keep: bool,
         snapshots: Snapshots | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
+        swap_bytes: int = 0,
     ):
         self.allocators = tuple(BlockAllocator(num_blocks) for _ in windows)
         self.tree = RadixTree(self.allocators, windows, block_size, snapshots)
         self.snapshots, self._policy = snapshots if keep else None, policy
+        self.swap = SwapSpace(swap_bytes)
         self._windows, self.block_size, self._regime, self._keep = windows, block_size, regime, keep
 
     @property
@@ -51,16 +57,47 @@ class Memory:
         and one token more. At least its last token is left to run."""
         before = self.num_available
         tables, pin = [], None
+        saved = self._saved(request)
         if self._keep:
             tokens = request.tokens(0, request.num_tokens)
-            # A prompt whose every row is looked at has to be run from its start.
-            most = 0 if request.params.prompt_logprobs is not None else request.num_tokens - 1
+            # A prompt whose every row is looked at has to be run from its start, and a saved one has all that it needs.
+            most = 0 if saved or request.params.prompt_logprobs is not None else request.num_tokens - 1
             match = self.tree.match((*request.namespace, self._regime(request.known_len)), tokens, most)
             tables, request.seq_len, pin = match.tables, match.num_tokens, Pin(self.tree, match.node)
             if self.snapshots is not None:
                 request.resume, request.cuts = match.snapshot, self._cuts(request, match.num_seen)
         request.lease = Lease(self.allocators, self._windows, self.block_size, tables, pin=pin)
+        if saved is not None:
+            request.seq_len = saved.seq_len
         return request.lease.missing(request.num_tokens + 1) + before - self.num_available
+
+    def _saved(self, request: Request) -> SavedState | None:
+        """What was saved of the request; nothing if its keys would have to be others by now."""
+        saved = self.swap.get(request.request_id)
+        if saved is not None and saved.regime != self._regime(request.known_len):
+            self.swap.drop(request.request_id)
+            return None
+        return saved
+
+    def returned(self, request: Request) -> SavedState | None:
+        """What was saved of a request that has its lease for all of it; it is no longer kept here."""
+        saved = self.swap.get(request.request_id)
+        self.swap.drop(request.request_id)
+        return saved
+
+    def saved_state(self, request: Request, blocks: Any, slot: Any, num_bytes: int) -> SavedState:
+        """The state of a request, whose blocks (see `held_blocks`) and slot hold `blocks` and `slot`."""
+        held = tuple(tuple(i for i, block in enumerate(table) if block) for table in self._written(request))
+        regime = self._regime(request.known_len)
+        return SavedState(request.seq_len, request.known_len, regime, held, blocks, slot, num_bytes)
+
+    def held_blocks(self, request: Request) -> list[list[int]]:
+        """The blocks of each group that hold something of the request, in order."""
+        return [[block for block in table if block] for table in self._written(request)]
+
+    def _written(self, request: Request) -> list[list[int]]:
+        count = ceil_div(request.seq_len, self.block_size)
+        return [table[:count] for table in request.lease.tables]
 
     def grow(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
         """Room for `num_tokens` in the request's lease, and the copies that its next write needs; None if even
@@ -134,6 +171,7 @@ class Memory:
     def forget(self) -> None:
         """Drops all that is kept: what the pool held is lost, or not to be trusted."""
         self.tree.clear()
+        self.swap.clear()
 
     def check(self, idle: bool) -> None:
         """Asserts that references add up, and in an `idle` engine that nothing but the tree holds a block."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.saved import SavedState
 from metrale_jax.engine.scheduler import ANYWHERE, Budget, Cuts, Filling, View, Waiting, plan_chunks
 from metrale_jax.engine.search import Search
 from metrale_jax.engine.slots import SlotTable
@@ -41,6 +42,7 @@ class Roster:
         self._counters, self._clock = counters, clock
         self._refused = (0, 0, 0)
         self._restores: list[tuple[int, int]] = []
+        self._returned: list[tuple[Request, SavedState]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -119,6 +121,9 @@ class Roster:
             one.slot = self.slots.claim()
             one.started_at = one.started_at or self._clock()
         self.slots.write(request.slot, request.lease)
+        saved = self.memory.returned(request)
+        if saved is not None:
+            self._returned.append((request, saved))
         if request.resume:
             self._restores.append((request.resume, request.slot))
             request.resume = 0
@@ -131,6 +136,16 @@ class Roster:
         """Snapshots and the slots that they have to be copied to before the next step; told once."""
         restores, self._restores = self._restores, []
         return restores
+
+    def returned(self) -> list[tuple[Request, SavedState]]:
+        """Requests that came back and what has to be put into their blocks before the next step; told once."""
+        returned, self._returned = self._returned, []
+        return returned
+
+    def resume(self, request: Request) -> None:
+        """A request that came back, and lacks nothing but the run of its last token, decodes on."""
+        self.filling.remove(request)
+        self.running[request.request_id] = request
 
     def join(self, request: Request) -> list[Request]:
         """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""
@@ -166,6 +181,7 @@ class Roster:
     def withdraw(self, request: Request, keep: bool) -> None:
         """Takes back all that a request holds, its followers' slots and its beams included."""
         self.waiting.discard(request)
+        self.memory.swap.drop(request.request_id)
         if request in self.filling:
             self.filling.remove(request)
         beams = request.search.rows if request.search is not None else ()

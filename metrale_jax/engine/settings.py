@@ -24,7 +24,8 @@ class EngineConfig:
     `mixed_steps` decode and prefill in one pass over the weights, which pays where reading them takes the time;
     `step_tokens` is how many prompt tokens take as long as that: prompts are cut where padding them takes longer, and
     0 cuts none. Of a model with recurrent layers `num_snapshots` states are kept for later prompts, taken as
-    `snapshot_policy` says. Raises `ConfigError` for values out of range.
+    `snapshot_policy` says. `swap_bytes` of the host's memory are for what preempted requests hold; one that does not
+    fit there is run again. Raises `ConfigError` for values out of range.
     """
 
     max_sequences: int = 32
@@ -38,6 +39,7 @@ class EngineConfig:
     step_tokens: int = 0
     num_snapshots: int = 0
     snapshot_policy: SnapshotPolicy = DEFAULT_POLICY
+    swap_bytes: int = 0
 
     def __post_init__(self):
         for name in COUNTS:

@@ -25,9 +25,10 @@ class EngineStats:
     `finished` counts requests by finish reason. `num_steps` were launched. `plan_s`, `launch_s` and `read_s` share out
     the time inside steps: compiling in a step is part of launching, reading includes the wait for the device. Of
     `uptime_s` the rest was idle. `num_compiles` programs were compiled, also before the engine was there.
-    `num_unreported` requests ended whose `on_finish` raised. `recent_tokens_per_s` is the rate of generated tokens
-    over the last ten seconds. Of a model with recurrent layers there is room for `num_snapshots` states, of which
-    `used_snapshots` are kept; so many were taken, found by prompts, and evicted.
+    `num_unreported` requests ended whose `on_finish` raised. `recent_tokens_per_s` is the rate of generated tokens over
+    the last ten seconds. Of a model with recurrent layers there is room for `num_snapshots` states, of which
+    `used_snapshots` are kept; so many were taken, found by prompts, and evicted. Of the preemptions `num_swaps` copied
+    what the request held to the host, where it takes `swapped_bytes` now.
     """
 
     num_waiting: int
@@ -54,6 +55,8 @@ class EngineStats:
     snapshots_taken: int = 0
     snapshot_hits: int = 0
     snapshots_evicted: int = 0
+    num_swaps: int = 0
+    swapped_bytes: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -99,7 +102,7 @@ class Counters:
 
     def __init__(self, now: float):
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
-        self.num_steps = self.num_preemptions = self.num_unreported = 0
+        self.num_steps = self.num_preemptions = self.num_unreported = self.num_swaps = 0
         self.finished = dict.fromkeys(REASONS, 0)
         self._seconds = dict.fromkeys((*PHASES, "idle"), 0.0)
         self._recent = RecentRate(now)
@@ -154,6 +157,8 @@ class Counters:
             snapshots_taken=kept.taken,
             snapshot_hits=kept.hits,
             snapshots_evicted=kept.evicted,
+            num_swaps=self.num_swaps,
+            swapped_bytes=memory.swap.num_bytes,
         )
 
 

@@ -55,7 +55,26 @@ def append(kv: PagedKv, layer, slots, keys, values, platform: str) -> PagedKv:
 
 def copy_blocks(kv: PagedKv, source, target) -> PagedKv:
     """The storage with blocks `target [n]` overwritten by blocks `source [n]`, in every layer."""
-    return jax.tree.map(lambda x: x.at[:, target].set(x[:, source], mode="promise_in_bounds"), kv)
+    return write_blocks(kv, target, read_blocks(kv, source))
+
+
+def read_blocks(kv: PagedKv, blocks) -> PagedKv:
+    """What is in `blocks [n]` of every layer, `[L, n, ...]`; scales that belong to heads are no part of it."""
+    return jax.tree.map(lambda x: x[:, blocks], _by_block(kv))
+
+
+def write_blocks(kv: PagedKv, blocks, content: PagedKv) -> PagedKv:
+    """The storage with `blocks [n]` overwritten by what `read_blocks` gave."""
+    written = jax.tree.map(lambda x, new: x.at[:, blocks].set(new, mode="promise_in_bounds"), _by_block(kv), content)
+    return written if _has_block_scales(kv) else written.replace(k_scale=kv.k_scale, v_scale=kv.v_scale)
+
+
+def _by_block(kv: PagedKv) -> PagedKv:
+    return kv if _has_block_scales(kv) else kv.replace(k_scale=(), v_scale=())
+
+
+def _has_block_scales(kv: PagedKv) -> bool:
+    return isinstance(kv.k_scale, tuple) or kv.scale_per_row
 
 
 def order_in_memory(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -159,8 +159,33 @@ def copy_blocks(pool: Pool, sources, targets) -> Pool:
     return pool.replace(groups=tuple(OF_STORAGE[type(kv)].copy_blocks(kv, s, t) for kv, s, t in each))
 
 
+def read_blocks(pool: Pool, blocks) -> tuple:
+    """What is in blocks `blocks[g] [n]` of each group, as `write_blocks` takes it."""
+    each = zip(pool.groups, blocks, strict=True)
+    return tuple(OF_STORAGE[type(kv)].read_blocks(kv, ids) for kv, ids in each)
+
+
+def write_blocks(pool: Pool, blocks, content: tuple) -> Pool:
+    """The pool with each group's blocks `blocks[g]` overwritten."""
+    each = zip(pool.groups, blocks, content, strict=True)
+    return pool.replace(groups=tuple(OF_STORAGE[type(kv)].write_blocks(kv, ids, new) for kv, ids, new in each))
+
+
+def read_slots(pool: Pool, slots) -> tuple:
+    """What is in `slots [n]`, their positions last, as `write_slots` takes it."""
+    groups = tuple(OF_STORAGE[type(one)].read_slots(one, slots) for one in pool.slot_groups)
+    return *groups, pool.positions[slots]
+
+
+def write_slots(pool: Pool, slots, content: tuple) -> Pool:
+    """The pool with `slots [n]` overwritten, their positions too."""
+    *groups, positions = content
+    each = zip(pool.slot_groups, groups, strict=True)
+    written = tuple(OF_STORAGE[type(one)].write_slots(one, slots, new) for one, new in each)
+    positions = pool.positions.at[slots].set(positions, mode="promise_in_bounds")
+    return pool.replace(slot_groups=written, positions=positions)
+
+
 def copy_slots(pool: Pool, source, target) -> Pool:
-    """The pool with slots `target [n]` overwritten by slots `source [n]`, their positions too."""
-    copied = tuple(OF_STORAGE[type(one)].copy_slots(one, source, target) for one in pool.slot_groups)
-    positions = pool.positions.at[target].set(pool.positions[source], mode="promise_in_bounds")
-    return pool.replace(slot_groups=copied, positions=positions)
+    """The pool with slots `target [n]` overwritten by slots `source [n]`."""
+    return write_slots(pool, target, read_slots(pool, source))

@@ -70,9 +70,14 @@ def logical_axes(storage: Recurrent) -> Recurrent:
     return jax.tree.map(lambda leaf: (axes.LAYERS, axes.SLOTS, *(axes.STATE,) * (leaf.ndim - 2)), storage)
 
 
-def copy_slots(storage: Recurrent, source, target) -> Recurrent:
-    """The storage with slots `target [n]` overwritten by slots `source [n]`, in every layer."""
-    return jax.tree.map(lambda x: x.at[:, target].set(x[:, source], mode="promise_in_bounds"), storage)
+def read_slots(storage: Recurrent, slots) -> Recurrent:
+    """What is in `slots [n]` of every layer, `[L, n, ...]`."""
+    return jax.tree.map(lambda x: x[:, slots], storage)
+
+
+def write_slots(storage: Recurrent, slots, content: Recurrent) -> Recurrent:
+    """The storage with `slots [n]` overwritten by what `read_slots` gave."""
+    return jax.tree.map(lambda x, new: x.at[:, slots].set(new, mode="promise_in_bounds"), storage, content)
 
 
 def bytes_per_slot(spec: RecurrentSpec, num_layers: int) -> int:

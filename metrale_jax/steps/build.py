@@ -18,7 +18,18 @@ from jax.sharding import Sharding
 
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.models.decoder import Model
-from metrale_jax.state.pool import Pool, abstract_pool, copy_blocks, copy_slots, make_pool, zeros
+from metrale_jax.state.pool import (
+    Pool,
+    abstract_pool,
+    copy_blocks,
+    copy_slots,
+    make_pool,
+    read_blocks,
+    read_slots,
+    write_blocks,
+    write_slots,
+    zeros,
+)
 from metrale_jax.steps.decode import decode
 from metrale_jax.steps.home import Home, placed_as
 from metrale_jax.steps.mixed import mixed
@@ -49,6 +60,10 @@ UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
     {
         "copy_blocks": (copy_blocks, (0,)),
         "copy_slots": (copy_slots, (0,)),
+        "read_blocks": (read_blocks, ()),
+        "write_blocks": (write_blocks, (0,)),
+        "read_slots": (read_slots, ()),
+        "write_slots": (write_slots, (0,)),
         "pick_rows": (pick_rows, ()),
         "put_tokens": (put_tokens, ()),
     }

@@ -225,8 +225,9 @@ class World:
         decode_blocks = choose(0, 2) if recurrent else 0
         flags = [choose(0, 3) > 0 for _ in range(3)] if recurrent else [True] * 3
         policy = SnapshotPolicy(*flags, decode_blocks, choose(0, 2 * BLOCK) if recurrent else 0)
+        swap_bytes = (0, 0, 60, 400)[choose(0, 3)]
         self.rules = Rules(regime, recompute_len, VOCAB)
-        memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep, snapshots, policy)
+        memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep, snapshots, policy, swap_bytes)
         limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len)
         sizes = self.num_blocks + 1, self.num_slots, num_snapshots
         self.device = FakeDevice(self.rules, windows, BLOCK, *sizes, recurrent)

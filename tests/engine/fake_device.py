@@ -146,7 +146,7 @@ class FakeDevice:
         self.holders: Callable[[], Iterable[Request]] = tuple
         self.failures: list[Failure] = []
         self.broken_rows = 0
-        self.num_failed = self.num_steps = self.num_copies = 0
+        self.num_failed = self.num_steps = self.num_copies = self.num_returns = 0
         self._sizes = num_blocks, num_slots, num_snapshots
         self.reset()
 
@@ -261,6 +261,37 @@ class FakeDevice:
                 self._states[target] = state
 
         self._queue.append(run)
+
+    def read_state(self, blocks: Sequence[Sequence[int]], slot: int) -> Any:
+        """Owes what is in blocks and slot."""
+        self._call("read_state")
+        parts, kept, blocks = Later(), Later(), [list(ids) for ids in blocks]
+
+        def run():
+            parts.value = [pool[ids].copy() for pool, ids in zip(self._pools, blocks, strict=True)]
+            kept.value = self._states[slot]
+
+        self._queue.append(run)
+        return parts, kept
+
+    def write_state(self, blocks: Sequence[Sequence[int]], slot: int, content: Any) -> None:
+        """Puts it elsewhere."""
+        self._call("write_state")
+        blocks = [list(ids) for ids in blocks]
+
+        def run():
+            self.num_returns += 1
+            for pool, ids, part in zip(self._pools, blocks, content[0], strict=True):
+                expect(all(ids) and len(set(ids)) == len(ids), "a block is put back to where there is none")
+                pool[ids] = part
+            self._states[slot] = content[1]
+
+        self._queue.append(run)
+
+    @staticmethod
+    def num_bytes(content: Any) -> int:
+        """A byte a place."""
+        return sum(part.size for part in content[0])
 
     def fetch(self, out: Any) -> Any:
         """Results, after all that was dispatched has run."""

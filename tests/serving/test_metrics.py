@@ -37,6 +37,8 @@ STATS = EngineStats(
     snapshots_taken=21,
     snapshot_hits=22,
     snapshots_evicted=23,
+    num_swaps=24,
+    swapped_bytes=25,
 )
 
 
@@ -60,6 +62,8 @@ def test_each_figure_of_the_engine_has_its_own_name():
         ("metrale_snapshots_taken_total",): 21,
         ("metrale_snapshot_hits_total",): 22,
         ("metrale_snapshots_evicted_total",): 23,
+        ("metrale_swaps_total",): 24,
+        ("metrale_swapped_bytes",): 25,
         ("metrale_kv_blocks", "used"): 4,
         ("metrale_kv_blocks", "cached"): 5,
         ("metrale_kv_blocks", "free"): 6,

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that are put aside, on the host or in a file, and carried on bit for bit."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from metrale_jax import LLM, SamplingParams
+from metrale_jax.core.errors import ConfigError, RequestError
+from tests.conftest import GOLDENS
+
+OPTIONS = {"max_sequences": 4, "max_context_tokens": 128, "kv_cache_mib": 1, "prefill_tokens": 32}
+PROMPT = list(range(3, 40))
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=5, max_tokens=30, logprobs=2, repetition_penalty=1.2)
+MODELS = ("llama-default", "gemma2")
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    made = {}
+
+    def load(name, **options):
+        key = name, *sorted(options.items())
+        if key not in made:
+            made[key] = LLM(GOLDENS / name, **OPTIONS | options)
+        return made[key]
+
+    return load
+
+
+def finished(llm, answer):
+    while llm.step():
+        pass
+    return answer.result()
+
+
+def saved_after(llm, path, num_tokens, params=SAMPLED, prompt=PROMPT):
+    answer = llm.submit(prompt, params)
+    while answer.num_generated < num_tokens:
+        llm.step()
+    assert llm.save_answer(answer, path) == path.stat().st_size
+    return answer
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_tokens", [0, 1, 13])
+def test_a_saved_answer_goes_on_as_it_would_have(name, num_tokens, loaded, tmp_path):
+    llm = loaded(name)
+    answer = saved_after(llm, tmp_path / "state", num_tokens)
+    whole = finished(llm, answer)
+    again = llm.load_answer(tmp_path / "state")
+    assert again.num_generated >= num_tokens
+    result = finished(llm, again)
+    assert (result.token_ids, result.logprobs) == (whole.token_ids, whole.logprobs)
+    assert result.finish_reason == whole.finish_reason and result.seed == 5
+    assert llm.generate([PROMPT], SAMPLED)[0].token_ids == whole.token_ids
+
+
+def test_another_process_carries_on(loaded, tmp_path):
+    llm = loaded("gemma2")
+    whole = finished(llm, saved_after(llm, tmp_path / "state", 9))
+    script = (
+        "from metrale_jax import LLM\n"
+        f"llm = LLM({str(GOLDENS / 'gemma2')!r}, **{OPTIONS!r})\n"
+        f"answer = llm.load_answer({str(tmp_path / 'state')!r})\n"
+        "while llm.step():\n    pass\n"
+        "print(list(answer.result().token_ids), llm.stats().prompt_tokens)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.strip() == f"{list(whole.token_ids)} 0", "the prompt is not run again"
+
+
+def test_structure_and_stop_strings_go_on_where_they_stood(loaded, tmp_path):
+    llm = loaded("llama-default")
+    params = SamplingParams(max_tokens=20, seed=3, bad_words=[[7, 8], [9, 10, 11]])
+    whole = finished(llm, saved_after(llm, tmp_path / "state", 6, params))
+    assert finished(llm, llm.load_answer(tmp_path / "state")).token_ids == whole.token_ids
+
+
+def test_an_answer_in_another_format_of_keys_goes_on(loaded, tmp_path):
+    llm = loaded("llama-default", kv_dtype="int8")
+    whole = finished(llm, saved_after(llm, tmp_path / "state", 6))
+    assert finished(llm, llm.load_answer(tmp_path / "state")).token_ids == whole.token_ids
+
+
+def test_what_cannot_be_saved_says_why(loaded, tmp_path):
+    llm = loaded("llama-default")
+    answer = llm.submit(PROMPT, SamplingParams(max_tokens=2, seed=1))
+    several = llm.submit(PROMPT, SamplingParams(max_tokens=2, n=2, seed=1))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        llm.save_answer(answer, tmp_path / "nowhere" / "state")
+    with pytest.raises(RequestError, match="2 answers are not one"):
+        llm.save_answer(several, tmp_path / "state")
+    finished(llm, answer)
+    with pytest.raises(RequestError, match="has ended"):
+        llm.save_answer(answer, tmp_path / "state")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name, options, told",
+    [("gemma2", {}, "family"), ("llama-default", {"block_size": 32}, "state"), ("llama-untied-bias", {}, "config")],
+)
+def test_a_state_of_another_model_is_refused(name, options, told, loaded, tmp_path):
+    finished(loaded("llama-default"), saved_after(loaded("llama-default"), tmp_path / "state", 3))
+    with pytest.raises(ConfigError, match=f"of another model: its {told} is"):
+        loaded(name, **options).load_answer(tmp_path / "state")
+
+
+def test_equal_models_with_other_weights_are_told_apart(loaded, tmp_path):
+    llm = loaded("llama-default")
+    finished(llm, saved_after(llm, tmp_path / "state", 3))
+    other = tmp_path / "model"
+    other.mkdir()
+    for file in (GOLDENS / "llama-default").iterdir():
+        if file.suffix != ".safetensors":
+            (other / file.name).write_bytes(file.read_bytes())
+    with safe_open(GOLDENS / "llama-default" / "model.safetensors", "numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * np.float32(1.01)
+    save_file(tensors, other / "model.safetensors")
+    with pytest.raises(ConfigError, match="its weights is"):
+        LLM(other, **OPTIONS).load_answer(tmp_path / "state")
+
+
+def test_a_damaged_file_is_refused(loaded, tmp_path):
+    llm = loaded("llama-default")
+    finished(llm, saved_after(llm, tmp_path / "state", 3))
+    whole = (tmp_path / "state").read_bytes()
+    for damaged in (b"", b"\0" * 40, whole[: len(whole) // 2], whole[:-1]):
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(ConfigError, match="damaged|is not what was saved|cannot be read"):
+            llm.load_answer(tmp_path / "damaged")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        llm.load_answer(tmp_path / "none")
+    save_file({"a": np.zeros(3)}, tmp_path / "other")
+    with pytest.raises(ConfigError, match="is not what was saved"):
+        llm.load_answer(tmp_path / "other")
+    with safe_open(tmp_path / "state", "numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(file.metadata()["metrale"])
+    for change in ({"params": {"n": 0}}, {"output": None}, {"state": {"seq_len": 3}}, {"model": []}, {"prompt": [1e9]}):
+        save_file(tensors, tmp_path / "changed", {"metrale": json.dumps(header | change)})
+        with pytest.raises((ConfigError, RequestError)):
+            llm.load_answer(tmp_path / "changed")
+    assert not llm.step(), "nothing of them is left in the engine"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_swapped_answers_are_those_that_ran_alone(name, loaded):
+    llm = loaded(name, swap_mib=8)
+    narrow = LLM(GOLDENS / name, **OPTIONS | {"kv_cache_mib": 1, "swap_mib": 8, "max_context_tokens": 96})
+    prompts = [[3 + (i * 7 + j) % 100 for j in range(30 + i)] for i in range(6)]
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=40, ignore_eos=True) for i in range(6)]
+    memory = narrow.engine.memory
+    spare = [allocator.allocate(allocator.num_free - 13) for allocator in memory.allocators]
+    results = narrow.generate(prompts, params)
+    for allocator, blocks in zip(memory.allocators, spare, strict=True):
+        allocator.release(blocks)
+    stats = narrow.stats()
+    assert stats.num_swaps == stats.num_preemptions > 0 and stats.swapped_bytes == 0
+    assert sum(result.metrics.num_preemptions for result in results) == stats.num_preemptions
+    for prompt, one, result in zip(prompts, params, results, strict=True):
+        assert result.token_ids == llm.generate([prompt], one)[0].token_ids
