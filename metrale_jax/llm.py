@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LLM`: the door for most users. Text in, text out, over the engine; safe to use from several threads."""
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock, get_ident
 from typing import Any
@@ -24,11 +23,26 @@ from metrale_jax.engine.admission import checked_tokens
 from metrale_jax.engine.buckets import make_shape_plan
 from metrale_jax.engine.hooks import Hook, ignore, in_turn
 from metrale_jax.engine.make import make_engine
+from metrale_jax.engine.moves import spill_kept
 from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.stats import EngineStats
 from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
 from metrale_jax.evaluation import chunked_logits, token_nlls
-from metrale_jax.llm_config import checked_limits, engine_config, llm_config, run_options, why_no_prefix_hits
+from metrale_jax.llm_config import (
+    checked_limits,
+    engine_config,
+    llm_config,
+    lower_tier,
+    run_options,
+    warn_of_a_cold_cache,
+)
+    engine_config,
+    engine_limits,
+    llm_config,
+    lower_tier,
+    run_options,
+    warn_of_a_cold_cache,
+)
 from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
@@ -39,7 +53,6 @@ from metrale_jax.saved_answers import carry_on, fingerprint, load_saved, save_re
 from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
 
-LOG = logging.getLogger(__name__)
 Prompt = str | Sequence[int]
 
 
@@ -80,12 +93,12 @@ class LLM:
             self._compile_first,
         )
         steps = self.loaded.steps
-        if told := why_no_prefix_hits(self.config, steps.model.layout):
-            LOG.warning("%s", told)
+        warn_of_a_cold_cache(self.config, steps.model.layout)
         self._stepping = 0
-        self._identity: dict[str, str] | None = None
         steps.on_compile = self._compiling
-        self.engine = make_engine(steps, self.loaded.params, self._engine_config(steps), on_finish=on_finish)
+        tier = lower_tier(self.config, steps.model.layout, lambda: self._identity)
+        settings = self._engine_config(steps)
+        self.engine = make_engine(steps, self.loaded.params, settings, on_finish=on_finish, tier=tier)
         self._lock = RLock()
         self._forgotten: deque[Answer] = deque()
         self._rules = RuleCompiler(lambda: self.tokenizer, self.loaded.config.vocab_size, self.loaded.eos_token_ids)
@@ -158,27 +171,27 @@ class LLM:
 
     def save_answer(self, answer: Answer, path: str | Path) -> int:
         """Bytes of the file at `path` with which `load_answer` of another process, on the same model, goes on from
-        where `answer` stands, bit for bit. The answer itself goes on here.
-
-        Raises `RequestError` for one that is finished, of several (n, beams), or was refused, `ConfigError` for a path
-        that cannot be written.
-        """
+        where `answer` stands, bit for bit. Raises `RequestError` for one that is finished or of several (n, beams)."""
         with self._lock:
-            return save_request(Path(path), self.engine, answer.only, answer.seed, self._fingerprint())
+            return save_request(Path(path), self.engine, answer.only, answer.seed, self._identity)
+
+    def spill(self) -> None:
+        """Copies what is kept of prefixes to the host's memory and disk: `disk_cache` has it after this process."""
+        with self._lock:
+            spill_kept(self.engine)
 
     def load_answer(self, path: str | Path) -> Answer:
         """The answer that `save_answer` saved, queued to go on; its result has all of its tokens. A deadline counts
         from now. Raises `ConfigError` for a file of another model, or one that is damaged."""
-        saved = load_saved(Path(path), self.engine, self._fingerprint(), partial(rope_regime, self.loaded.config))
+        saved = load_saved(Path(path), self.engine, self._identity, partial(rope_regime, self.loaded.config))
         with self._lock:
             answer = self._submitted(saved.prompt, replace(saved.params, seed=saved.seed), alone=True)
             carry_on(self.engine, answer.only, saved)
         return answer
 
-    def _fingerprint(self) -> dict[str, str]:
-        if self._identity is None:
-            self._identity = fingerprint(self.loaded.steps, self.loaded.params)
-        return self._identity
+    @cached_property
+    def _identity(self) -> dict[str, str]:
+        return fingerprint(self.loaded.steps, self.loaded.params)
 
     def step(self) -> bool:
         """Advances all that was submitted; returns whether work is left."""

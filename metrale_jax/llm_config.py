@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LLMConfig`: what `LLM` can be told, and the engine's limits that follow from it."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.disk import DiskStore
 from metrale_jax.engine.settings import EngineConfig, within_pool
+from metrale_jax.engine.tiers import Tier
 from metrale_jax.models.decoder import Model
 from metrale_jax.runtime import RunOptions
 from metrale_jax.state.pool import PoolLayout
@@ -16,6 +19,8 @@ from pallas_kernels.shapes import ceil_div
 # Engine settings where a platform differs. On a CPU arithmetic takes the time of a step, and rows and tokens of padding
 # cost as much as others: passes that fit beat one pass that does both.
 ENGINE_SETTINGS = {"cpu": {"mixed_steps": False, "step_tokens": 16}}
+
+LOG = logging.getLogger(__name__)
 
 # More states than this for each sequence that can run are hardly found again.
 SNAPSHOTS_PER_SEQUENCE = 8
@@ -29,10 +34,13 @@ class LLMConfig:
     plus answer, by default the model's own limit or what the KV pool of `kv_cache_mib` holds. `snapshot_mib` is for the
     states that a model with recurrent layers keeps for later prompts, by default as much as for keys and values.
     `swap_mib` of the host's memory are for what requests hold that have to make room for others; without it they are
-    run again. `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models
-    that must be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr;
-    see `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your
-    own, for it is code. `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
+    run again. Of kept prefixes that have to make room in the pool, `host_cache_mib` stay in the host's memory and
+    `disk_cache_mib` in files of the directory `disk_cache`, where they are found again after a restart; models with
+    sliding windows do without. `compile_cache` is a directory that keeps compiled programs across processes,
+    `cache_dir` one for models that must be assembled. `request_log` is a file to which each request that ends adds a
+    line of JSON ("-" for stderr; see `RequestLog`). `executables` is an archive of programs that `metrale-jax plan
+    --compile` wrote: load only your own, for it is code. `tensor_parallel` devices share the model. The rest is as in
+    `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -45,6 +53,9 @@ class LLMConfig:
     kv_cache_mib: int = 192
     snapshot_mib: int | None = None
     swap_mib: int = 0
+    host_cache_mib: int = 0
+    disk_cache: str | Path | None = None
+    disk_cache_mib: int = 1024
     prefill_tokens: int = 512
     prefix_cache: bool = True
     compile_cache: str | Path | None = None
@@ -78,7 +89,7 @@ def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) 
     mebibytes = config.kv_cache_mib
     if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
         raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
-    for name in ("snapshot_mib", "swap_mib"):
+    for name in ("snapshot_mib", "swap_mib", "host_cache_mib", "disk_cache_mib"):
         size = getattr(config, name)
         if isinstance(size, bool) or not isinstance(size, int | None) or (size is not None and size < 0):
             raise ConfigError(f"{name}={size!r} is not an integer from 0; give a size in MiB.")
@@ -101,15 +112,30 @@ def snapshot_count(config: LLMConfig, layout: PoolLayout) -> int:
     return min((mebibytes << 20) // layout.bytes_per_slot, SNAPSHOTS_PER_SEQUENCE * config.max_sequences)
 
 
-def why_no_prefix_hits(config: LLMConfig, layout: PoolLayout) -> str:
-    """Why no prompt can ever find anything cached though a prefix cache is asked for; empty where one can."""
+def lower_tier(config: LLMConfig, layout: PoolLayout, model: Callable[[], Mapping[str, str]]) -> Tier | None:
+    """Where kept prefixes go that have to make room in the pool; None for nowhere. `model()` is the fingerprint that
+    files are kept under. Raises `ConfigError` for a directory that cannot be written."""
+    if not config.prefix_cache or not (config.host_cache_mib or config.disk_cache):
+        return None
+    if any(spec.window for spec in layout.groups):
+        LOG.warning("host_cache_mib and disk_cache have no effect on a model with sliding windows")
+        return None
+    disk = None
+    if config.disk_cache is not None:
+        disk = DiskStore(Path(config.disk_cache), config.disk_cache_mib << 20, model())
+    return Tier(config.host_cache_mib << 20, disk)
+
+
+def warn_of_a_cold_cache(config: LLMConfig, layout: PoolLayout) -> None:
+    """Nothing; tells where no prompt can ever find anything cached though a prefix cache is asked for."""
     if not layout.bytes_per_slot or not config.prefix_cache or snapshot_count(config, layout):
-        return ""
+        return
     each = ceil_div(layout.bytes_per_slot, 1 << 20)
-    return (
-        f"no prompt will find anything in the prefix cache: a state of this model's recurrent layers takes {each} MiB, "
-        f"and snapshot_mib={config.snapshot_mib}, kv_cache_mib={config.kv_cache_mib} leave room for none; set "
-        f"snapshot_mib to {each} or a multiple, or prefix_cache=False."
+    LOG.warning(
+        "no prompt will find anything in the prefix cache: a state of this model's recurrent layers takes %d MiB, and "
+        "snapshot_mib=%s, kv_cache_mib=%s leave room for none; set snapshot_mib to %d or a multiple, or "
+        "prefix_cache=False.",
+        *(each, config.snapshot_mib, config.kv_cache_mib, each),
     )
 
 

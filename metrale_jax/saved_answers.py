@@ -12,6 +12,7 @@ import numpy as np
 
 from metrale_jax.core.errors import ConfigError, RequestError
 from metrale_jax.engine.loop import Engine
+from metrale_jax.engine.moves import saved_state
 from metrale_jax.engine.request import Request, TokenLogprob
 from metrale_jax.engine.saved import SavedState, bytes_of
 from metrale_jax.engine.saved_file import read_saved, write_saved
@@ -67,7 +68,7 @@ def save_request(path: Path, engine: Engine, request: Request, seed: int, model:
         raise RequestError(f"answer of {len(request.output)} tokens has ended; there is nothing to go on from.")
     if request.search is not None or request.params.n > 1:
         raise RequestError(f"n={request.params.n} answers or a beam search cannot be saved; save one that is drawn.")
-    state = engine.saved_state(request) if request.lease is not None else None
+    state = saved_state(engine, request) if request.lease is not None else None
     header = {
         "model": dict(model),
         "prompt": list(request.prompt),

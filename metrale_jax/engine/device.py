@@ -148,20 +148,22 @@ class Device:
             pairs[:, : len(part)] = np.transpose(part)
             self.pool = self._run("copy_slots", pairs.shape[1], self.pool, pairs[0], pairs[1])
 
-    def read_state(self, blocks: Sequence[Sequence[int]], slot: int) -> tuple[Any, Any]:
-        """What is in `blocks[g]` of each group, in parts of up to `PART` blocks, and in the slot; to be fetched."""
-        parts = []
-        for start in range(0, max(map(len, blocks)), PART):
-            parts.append(self._run("read_blocks", (), self.pool, _part(blocks, start)))
-        slots = np.asarray([slot], np.int32)
-        return parts, self._run("read_slots", (), self.pool, slots) if self._has_slots else ()
+    def read_blocks(self, blocks: Sequence[Sequence[int]]) -> list[Any]:
+        """What is in `blocks[g]` of each group, in parts of up to `PART` blocks; to be fetched."""
+        starts = range(0, max(map(len, blocks)), PART)
+        return [self._run("read_blocks", (), self.pool, _part(blocks, start)) for start in starts]
+
+    def read_slot(self, slot: int) -> Any:
+        """What is in the slot, to be fetched; `()` where no layer keeps anything there."""
+        return self._run("read_slots", (), self.pool, np.asarray([slot], np.int32)) if self._has_slots else ()
 
     def write_state(self, blocks: Sequence[Sequence[int]], slot: int, content: tuple[Any, Any]) -> None:
-        """Puts what `read_state` gave into other blocks and another slot, before any step that is dispatched later."""
+        """Puts what `read_blocks` and `read_slot` gave into other blocks and another slot, before any step that is
+        dispatched later. A slot's content may be missing."""
         parts, kept = content
         for index, part in enumerate(parts):
             self.pool = self._run("write_blocks", (), self.pool, _part(blocks, index * PART), part)
-        if self._has_slots:
+        if self._has_slots and kept != ():
             self.pool = self._run("write_slots", (), self.pool, np.asarray([slot], np.int32), kept)
 
     def _run(self, name: str, sizes: Hashable, *arguments, **static) -> Any:
@@ -180,19 +182,40 @@ class Device:
         return self._zeros[size]
 
     def as_state(self, num_blocks: int, arrays: Sequence[np.ndarray]) -> tuple[Any, Any]:
-        """What `read_state` gave for so many blocks of a group, of its arrays in order. Raises ValueError where they
-        are not of its shapes."""
-        parts = -(-num_blocks // PART)
+        """What `read_blocks` gave for so many blocks of a group, and `read_slot`, of their arrays in order. Raises
+        ValueError where they are not of this pool's shapes."""
+        part, slot = self._shapes()
+        return _as_tree(([part] * -(-num_blocks // PART), slot), arrays)
+
+    @staticmethod
+    def split_blocks(parts: Sequence[Any], count: int) -> list[list[np.ndarray]]:
+        """The arrays of each of `count` blocks, of what `read_blocks` gave."""
+        leaves = [jax.tree.leaves(part) for part in parts]
+        places = [divmod(index, PART) for index in range(count)]
+        return [[np.ascontiguousarray(leaf[:, i : i + 1]) for leaf in leaves[part]] for part, i in places]
+
+    @staticmethod
+    def split_slot(content: Any, count: int) -> list[list[np.ndarray]]:
+        """The arrays of what `read_slot` gave."""
+        return [jax.tree.leaves(content)] * count
+
+    def join(self, blocks: Sequence[Sequence[np.ndarray]], slot: Sequence[np.ndarray]) -> tuple[list[Any], Any]:
+        """What `write_state` takes, of the arrays of single blocks and of a slot, or of none. Raises ValueError where
+        they are not of this pool's shapes."""
+        part, kept = self._shapes()
+        parts = []
+        for start in range(0, len(blocks), PART):
+            columns = zip(*blocks[start : start + PART], strict=True)
+            joined = [np.concatenate(column, axis=1) for column in columns]
+            wide = [np.pad(one, [(0, 0), (0, PART - one.shape[1]), *[(0, 0)] * (one.ndim - 2)]) for one in joined]
+            parts.append(_as_tree(part, wide))
+        return parts, _as_tree(kept, slot) if slot else ()
+
+    def _shapes(self) -> tuple[Any, Any]:
+        """Shapes of a part of blocks and of a slot."""
         ids = _part([[]] * self.num_groups, 0)
-        shapes = (
-            [jax.eval_shape(read_blocks, self.pool, ids)] * parts,
-            jax.eval_shape(read_slots, self.pool, ids[0][:1]) if self._has_slots else (),
-        )
-        leaves, tree = jax.tree.flatten(shapes)
-        wanted, found = ([(leaf.shape, leaf.dtype) for leaf in each] for each in (leaves, arrays))
-        if wanted != found:
-            raise ValueError(f"its arrays are {found[:2]}..., not {wanted[:2]}...")
-        return jax.tree.unflatten(tree, arrays)
+        part = jax.eval_shape(read_blocks, self.pool, ids)
+        return part, jax.eval_shape(read_slots, self.pool, ids[0][:1]) if self._has_slots else ()
 
     @staticmethod
     def num_bytes(content: Any) -> int:
@@ -203,6 +226,14 @@ class Device:
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
+
+
+def _as_tree(shapes: Any, arrays: Sequence[np.ndarray]) -> Any:
+    leaves, tree = jax.tree.flatten(shapes)
+    wanted, found = ([(leaf.shape, leaf.dtype) for leaf in each] for each in (leaves, arrays))
+    if wanted != found:
+        raise ValueError(f"its arrays are {found[:2]}..., not {wanted[:2]}...")
+    return jax.tree.unflatten(tree, arrays)
 
 
 def _part(blocks: Sequence[Sequence[int]], start: int) -> tuple[np.ndarray, ...]:

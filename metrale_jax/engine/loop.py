@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.engine import moves
 from metrale_jax.engine.admission import Ask, Limits, checked_request
 from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
@@ -26,7 +26,6 @@ from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.reader import not_finite, read_prompt_scores, read_tokens
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.roster import Chunk, Roster
-from metrale_jax.engine.saved import SavedState
 from metrale_jax.engine.search import Search, check_search, search_rows
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.engine.stats import Counters, EngineStats
@@ -70,7 +69,7 @@ class Engine:
         self.counters = Counters(clock())
         self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
         self.roster = Roster(memory, self.slots, shapes, limits.recompute_len, self.counters, clock)
-        self._draws = Draws(self.slots, shapes, limits)
+        self.draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
         self._num_resets = 0
@@ -111,19 +110,6 @@ class Engine:
         """Waits for all that is under way: then every request has the tokens that were drawn for it."""
         self._read_all()
 
-    def saved_state(self, request: Request) -> SavedState | None:
-        """A copy of what a settled request holds; None if it shares that with other answers, is
-        having its prompt scored, or the device fails."""
-        scoring = request.params.prompt_logprobs is not None and not request.output
-        if request.search is not None or request.followers or not request.seq_len or request.finished or scoring:
-            return None
-        memory = self.roster.memory
-        blocks = memory.held_blocks(request)
-        content = self._guarded((), lambda: self.device.fetch(self.device.read_state(blocks, request.slot)))
-        if content is None or request.lease is None:
-            return None  # it can be run again
-        return memory.saved_state(request, *content, num_bytes=self.device.num_bytes(content))
-
     @property
     def memory(self) -> Memory:
         """The blocks, and what is kept of them."""
@@ -158,7 +144,7 @@ class Engine:
         try:
             self._step()
         except BaseException:
-            self._recover((), "", pool_lost=True)
+            self.recover((), "", pool_lost=True)
             raise
         finally:
             self.counters.enter("idle", self.clock())
@@ -171,23 +157,15 @@ class Engine:
         decoding, copies = self._rows_with_room()
         chunks = self.roster.planned_chunks(len(decoding))
         if copies:
-            self._guarded(decoding, lambda: self.device.copy_blocks(copies))
+            self.guarded(decoding, lambda: self.device.copy_blocks(copies))
+        if moves.into_slots(self, chunks) or copies:
             decoding = [request for request in decoding if request.lease is not None]
-            chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
-        returned = self.roster.returned()
-        if returned:
-            self._put_back(returned)
-            decoding = [request for request in decoding if request.lease is not None]
-            chunks = [chunk for chunk in chunks if chunk[0] in self.roster.filling]
-        restores = self.roster.restores()
-        if restores and chunks:
-            self._guarded([request for request, _ in chunks], lambda: self.device.copy_slots(restores))
-            decoding = [request for request in decoding if request.lease is not None]
-            chunks = [chunk for chunk in chunks if chunk[0].lease is not None]
+            chunks = [chunk for chunk in chunks if chunk[0].lease is not None and chunk[0] in self.roster.filling]
         self.counters.enter("launch", self.clock())
         num_launched = sum(self._launch(*part) for part in self._parts(decoding, chunks))
         while len(self._unread) > num_launched:
             self._read_oldest()
+        moves.settle_spilled(self)
 
     def stats(self) -> EngineStats:
         """How the engine stands now."""
@@ -231,7 +209,7 @@ class Engine:
                     break
                 copies[request] = grown
                 self.slots.write(request.slot, request.lease, 0 if changed or grown else first)
-                self._draws.tables_changed()
+                self.draws.tables_changed()
             else:
                 # Whoever was thrown out meanwhile has given back the blocks that it would have copied to.
                 return decoding, [copy for request in decoding for copy in copies.get(request, ())]
@@ -255,31 +233,12 @@ class Engine:
         if victim is not None:
             victim.num_preemptions += 1
             self.counters.num_preemptions += 1
-            saved = self.saved_state(victim) if self.roster.memory.swap.max_bytes else None
+            saved = moves.saved_state(self, victim) if self.roster.memory.swap.max_bytes else None
             if victim.lease is None:
                 return  # the pool was lost, and all were sent back
             self.roster.requeue(victim)
             if saved is not None and self.roster.memory.swap.put(victim.request_id, saved):
                 self.counters.num_swaps += 1
-
-    def _put_back(self, returned: list[tuple[Request, SavedState]]) -> None:
-        """Requests that were preempted find their states in their new blocks, and decode on."""
-        for request, saved in returned:
-            if request.lease is None:
-                continue
-            tables = request.lease.tables
-            blocks = [[table[i] for i in held] for table, held in zip(tables, saved.held, strict=True)]
-            self._guarded([request], partial(self.device.write_state, blocks, request.slot, (saved.blocks, saved.slot)))
-            if request.lease is None:
-                continue
-            if request.lease.drop_behind_windows(request.seq_len):
-                self.slots.write(request.slot, request.lease)
-            if request.output and request.remaining == 1:
-                self.roster.resume(request)
-                self._draws.slots_changed()
-                self.device.put_tokens(
-                    *(padded([one], self.shapes.num_slots) for one in (request.slot, request.output[-1]))
-                )
 
     # Launching.
 
@@ -304,14 +263,14 @@ class Engine:
             self._read_all()
             return False
         requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
-        launched = self._guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
+        launched = self.guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
         if launched is not None:
             self.counters.num_steps += 1
             self._unread.append(launched)
         return launched is not None
 
     def _dispatched(self, decoding: list[Request], chunks: list[Chunk], sizes) -> Launched:
-        rows = self._draws.decode_rows(decoding, sizes.decode_rows, self.device) if decoding else None
+        rows = self.draws.decode_rows(decoding, sizes.decode_rows, self.device) if decoding else None
         fill = step_chunks(chunks, sizes, self.slots) if chunks else None
         hidden = self.device.advance(rows, fill)
         scores = self._scores(hidden, chunks, sizes)
@@ -331,10 +290,10 @@ class Engine:
                 joined = self.roster.join(request)
                 copies |= {one.slot: request.slot for one in joined[1:]}
                 drawing += [(row, one) for one in joined]
-                self._draws.slots_changed()
+                self.draws.slots_changed()
         copies.pop(0, None)
         if copies:
-            self._copy_states([(source, target) for target, source in copies.items()])
+            moves.copy_states(self, copies)
         if not drawing:
             return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
         if any([request.constraint is not None for _, request in drawing]):
@@ -347,48 +306,42 @@ class Engine:
             (
                 search,
                 [request for _, request in rows],
-                self._draws.candidates(self.device, hidden, rows, sizes.num_ends, search.num_candidates),
+                self.draws.candidates(self.device, hidden, rows, sizes.num_ends, search.num_candidates),
             )
             for search, rows in searching
         )
         if searching:
             drawing = [(row, request) for row, request in drawing if request.search is None]
-        out = self._draws.draw(self.device, hidden, drawing, sizes.num_ends) if drawing else None
+        out = self.draws.draw(self.device, hidden, drawing, sizes.num_ends) if drawing else None
         by_row = tuple(enumerate([request for _, request in drawing]))
         return Launched(out, by_row, scores, tuple(chunks) if scores is not None else (), searches)
-
-    def _copy_states(self, copies: list[tuple[int, int]]) -> None:
-        try:
-            self.device.copy_slots(copies)
-        except FAILURES:
-            self.roster.memory.forget()  # snapshots among them were never written
-            raise
 
     def _scores(self, hidden, chunks: list[Chunk], sizes):
         wanted = [r.params.prompt_logprobs for r, _ in chunks if r.params.prompt_logprobs is not None and not r.output]
         if not wanted:
             return None
-        count = self._draws.num_logprobs(max(wanted))
+        count = self.draws.num_logprobs(max(wanted))
         return self.device.score(hidden, score_targets(chunks, sizes.chunk_tokens), count)
 
     # Failures.
 
-    def _guarded(self, requests: Sequence[Request], run: Callable):
+    def guarded(self, requests: Sequence[Request], run: Callable):
         """What `run` gives, or None after failing `requests` because it could not."""
         try:
             return run()
         except FAILURES as error:
             reason = f"the device could not run the step ({error})"
-            self._recover(requests, reason, pool_lost=self.device.pool_lost)
+            self.recover(requests, reason, pool_lost=self.device.pool_lost)
             return None
 
-    def _recover(self, requests: Sequence[Request], reason: str, pool_lost: bool) -> None:
+    def recover(self, requests: Sequence[Request], reason: str, pool_lost: bool) -> None:
+        """Fails `requests`; where the pool is lost, everybody else begins again."""
         for request in requests:
             self._fail(request, RequestError(f"request {request.request_id}: {reason}; submit it again."))
         if pool_lost:
             # What others had in it is recomputed; tokens that nobody has read are drawn again.
             self._unread.clear()
-            self.roster.memory.forget()
+            self.roster.memory.forget(distrusted=False)
             self.device.reset()
             self._num_resets += 1
             for request in self.roster.busy:
@@ -421,7 +374,7 @@ class Engine:
             # A step that failed after its dispatch left nothing sound in the pool it returned.
             requests = [*(request for _, request in launched.rows), *(request for request, _ in launched.chunks)]
             requests += [search.leader for search, _, _ in launched.searches]
-            self._recover(requests, f"the device could not run the step ({error})", pool_lost=True)
+            self.recover(requests, f"the device could not run the step ({error})", pool_lost=True)
             return
         if scores is not None:
             read_prompt_scores(scores, launched.chunks)
@@ -432,7 +385,7 @@ class Engine:
         if host is None or resets != self._num_resets:
             return  # where the pool was lost meanwhile, all begin again
         if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
-            self.roster.memory.forget()  # what made it may be among the kept blocks
+            self.roster.memory.forget(distrusted=True)  # what made it may be among the kept blocks
         now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])
         ended = list(read_tokens(host, launched.rows, now))
         self.counters.count_generated(sum([len(request.output) for _, request in launched.rows]) - before, now)
@@ -461,11 +414,11 @@ class Engine:
             self._finish(leader, "stop" if stopped else "length")
             return
         self.roster.run_beams(search)
-        self._guarded([leader], lambda: self.device.copy_slots(search.copies))
+        self.guarded([leader], lambda: self.device.copy_slots(search.copies))
         if leader.finished:
             return
         slots, tokens = [row.slot for row in search.beams], [row.output[-1] for row in search.beams]
-        self._draws.slots_changed()
+        self.draws.slots_changed()
         self.device.put_tokens(padded(slots, self.shapes.num_slots), padded(tokens, self.shapes.num_slots))
 
     def _finish(self, request: Request, reason: str) -> None:

@@ -14,6 +14,8 @@ from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.engine.snapshots import Snapshots
+from metrale_jax.engine.spill import Spill
+from metrale_jax.engine.tiers import Tier
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.state.pool import zeros
 from metrale_jax.steps.build import Steps
@@ -27,8 +29,10 @@ def make_engine(
     clock: Callable[[], float] = time.monotonic,
     shapes: ShapePlan | None = None,
     on_finish: Hook = ignore,
+    tier: Tier | None = None,
 ) -> Engine:
-    """An idle engine with a pool of its own; `fill` makes the pool's arrays (tests pass NaN)."""
+    """An idle engine with a pool of its own; `fill` makes the pool's arrays (tests pass NaN). What the pool gives up of
+    kept prefixes goes to `tier`, if there is one and no layer has a sliding window."""
     model = steps.model
     shapes = shapes or make_shape_plan(config, len(model.config.eos_token_ids))
     num_blocks = blocks_for(model.layout, config)
@@ -54,4 +58,6 @@ def make_engine(
         recompute_len=model.config.recompute_len,
     )
     device = Device(steps, params, num_blocks, shapes, fill)
+    if tier is not None and config.prefix_cache and not any(windows):
+        memory.attach(Spill(tier, device, config.block_size, bool(model.layout.slot_groups)))
     return Engine(device, memory, shapes, limits, clock, on_finish)

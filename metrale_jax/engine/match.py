@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `RadixTree` answers with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from metrale_jax.engine.lease import first_visible_block
 from metrale_jax.engine.leaves import Node
 
 
@@ -30,3 +32,20 @@ class RadixStats:
     query_tokens: int
     hit_tokens: int
     evicted_nodes: int
+
+
+def usable_depth(path: Sequence[Node], windows: Sequence[int], block_size: int, stateless: bool) -> int:
+    """The most nodes of `path` after which the next token finds all that it sees in every group, and a snapshot unless
+    `stateless`."""
+    whole_from = [0] * len(windows)
+    usable = 0
+    for index, node in enumerate(path, start=1):
+        if 0 in node.blocks:
+            for group, block in enumerate(node.blocks):
+                whole_from[group] = whole_from[group] if block else index
+        if (stateless or node.snapshot) and all(
+            start <= first_visible_block(index * block_size, window, block_size)
+            for start, window in zip(whole_from, windows, strict=True)
+        ):
+            usable = index
+    return usable

@@ -7,11 +7,13 @@ from typing import Any
 from metrale_jax.engine.blocks import BlockAllocator
 from metrale_jax.engine.lease import BlockCopy, Lease
 from metrale_jax.engine.leaves import Node
+from metrale_jax.engine.match import Match
 from metrale_jax.engine.pin import Pin
 from metrale_jax.engine.radix import RadixTree
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.saved import SavedState, SwapSpace
 from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy, Snapshots
+from metrale_jax.engine.spill import Spill
 from pallas_kernels.shapes import ceil_div
 
 
@@ -39,6 +41,8 @@ class Memory:
         self.tree = RadixTree(self.allocators, windows, block_size, snapshots)
         self.snapshots, self._policy = snapshots if keep else None, policy
         self.swap = SwapSpace(swap_bytes)
+        self.spill: Spill | None = None
+        self._found: dict[int, SavedState] = {}
         self._windows, self.block_size, self._regime, self._keep = windows, block_size, regime, keep
 
     @property
@@ -62,14 +66,50 @@ class Memory:
             tokens = request.tokens(0, request.num_tokens)
             # A prompt whose every row is looked at has to be run from its start, and a saved one has all that it needs.
             most = 0 if saved or request.params.prompt_logprobs is not None else request.num_tokens - 1
-            match = self.tree.match((*request.namespace, self._regime(request.known_len)), tokens, most)
+            match = self._match(request, tokens, most)
             tables, request.seq_len, pin = match.tables, match.num_tokens, Pin(self.tree, match.node)
+            if request.request_id in self._found:
+                request.seq_len = self._found[request.request_id].seq_len
             if self.snapshots is not None:
                 request.resume, request.cuts = match.snapshot, self._cuts(request, match.num_seen)
         request.lease = Lease(self.allocators, self._windows, self.block_size, tables, pin=pin)
         if saved is not None:
             request.seq_len = saved.seq_len
         return request.lease.missing(request.num_tokens + 1) + before - self.num_available
+
+    def attach(self, spill: Spill) -> None:
+        """What the pool gives up of kept prefixes is to be found in a lower tier from now on."""
+        self.spill = spill
+        self.tree.on_evict = spill.give_up_blocks
+        if self.snapshots is not None:
+            self.snapshots.on_evict = spill.give_up_state
+
+    def _match(self, request: Request, tokens: list[int], most: int) -> Match:
+        """What the tree has of the tokens; what the lower tier has after that is noted in `_found`."""
+        regime = self._regime(request.known_len)
+        namespace, spill = (*request.namespace, regime), self.spill
+        if spill is None or not most:
+            return self.tree.match(namespace, tokens, most)
+        digests = spill.digests(namespace, tokens[:most])
+        wanted = [0, 0]
+
+        def reach(path: list[Node], usable: int) -> int:
+            wanted[:] = usable, spill.reach(digests, len(path), usable)
+            return wanted[1]
+
+        match = self.tree.match(namespace, tokens, most, reach)
+        usable, depth = wanted
+        if depth <= usable:
+            return match
+        start = match.num_tokens // self.block_size
+        found = spill.found(digests[:depth], start, request.known_len, regime, len(self.allocators))
+        if found is not None:
+            self._found[request.request_id] = found
+            return match
+        for allocator, table in zip(self.allocators, match.tables, strict=True):
+            allocator.release(table)
+        self.tree.release(match.node)
+        return self.tree.match(namespace, tokens, most)
 
     def _saved(self, request: Request) -> SavedState | None:
         """What was saved of the request; nothing if its keys would have to be others by now."""
@@ -80,10 +120,11 @@ class Memory:
         return saved
 
     def returned(self, request: Request) -> SavedState | None:
-        """What was saved of a request that has its lease for all of it; it is no longer kept here."""
+        """What was saved of a request, or found in a lower tier, that has its lease for all of it; it is no longer kept
+        here."""
         saved = self.swap.get(request.request_id)
         self.swap.drop(request.request_id)
-        return saved
+        return self._found.pop(request.request_id, None) if saved is None else saved
 
     def saved_state(self, request: Request, blocks: Any, slot: Any, num_bytes: int) -> SavedState:
         """The state of a request, whose blocks (see `held_blocks`) and slot hold `blocks` and `slot`."""
@@ -167,11 +208,17 @@ class Memory:
                 )
             request.lease.release()
             request.lease, request.resume, request.cuts = None, 0, ()
+            self._found.pop(request.request_id, None)
 
-    def forget(self) -> None:
-        """Drops all that is kept: what the pool held is lost, or not to be trusted."""
+    def forget(self, distrusted: bool = True) -> None:
+        """Drops all that is kept in the pool, which is lost, and where it is not to be trusted what came of it too."""
         self.tree.clear()
-        self.swap.clear()
+        if self.spill is not None:
+            self.spill.tier.forget_arriving()
+        if distrusted:
+            self.swap.clear()
+            if self.spill is not None:
+                self.spill.tier.clear()
 
     def check(self, idle: bool) -> None:
         """Asserts that references add up, and in an `idle` engine that nothing but the tree holds a block."""

@@ -7,12 +7,12 @@ insertion pin, a fork pins again, and a block that somebody else holds too is no
 holds its blocks alone, and evicting it frees them all; this is what makes `num_evictable` exact.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from metrale_jax.engine.blocks import BlockAllocator
 from metrale_jax.engine.lease import first_visible_block
 from metrale_jax.engine.leaves import LeafQueue, Node
-from metrale_jax.engine.match import Match, RadixStats
+from metrale_jax.engine.match import Match, RadixStats, usable_depth
 from metrale_jax.engine.snapshots import Snapshots
 
 
@@ -31,6 +31,7 @@ class RadixTree:
     ):
         assert len(allocators) == len(windows) > 0, f"{len(allocators)} allocators and {len(windows)} windows"
         self.block_size, self.snapshots = block_size, snapshots
+        self.on_evict: Callable[[list[Node]], None] = lambda nodes: None
         self._allocators, self._windows, self._may_lack = allocators, windows, any(windows)
         self._roots: dict[Hashable, Node] = {}
         self._leaves = LeafQueue(block_size)
@@ -50,15 +51,27 @@ class RadixTree:
         counts = self._query_tokens, self._hit_tokens, self._evicted_nodes
         return RadixStats(self._num_nodes, tuple(self._kept), *counts)
 
+    def kept(self) -> list[Node]:
+        """Every node but the roots."""
+        return [node for node in self._nodes() if node.parent is not None]
+
     def knows(self, node: Node) -> bool:
         """Whether `node` is of this tree as it is now."""
         return node.generation == self._generation
 
-    def match(self, namespace: Hashable, tokens: Sequence[int], max_tokens: int) -> Match:
+    def match(
+        self,
+        namespace: Hashable,
+        tokens: Sequence[int],
+        max_tokens: int,
+        reach: Callable[[list[Node], int], int] | None = None,
+    ) -> Match:
         """The longest prefix of whole blocks, at most `max_tokens`, from which every group can go on; pinned.
 
         Blocks that the next token's window has left behind come back as 0, without a reference. The caller gives back
         the others, and the pin with `release`, also where nothing was found: the node is the namespace's root then.
+
+        `reach(path, usable)` may say that more of the `path` than its first `usable` nodes is of use.
         """
         size = self.block_size
         limit = max(0, min(len(tokens), max_tokens))
@@ -72,10 +85,10 @@ class RadixTree:
             path.append(child)
             node = child
         if self._may_lack and any(0 in node.blocks for node in path):
-            del path[self._usable(path, stateless=True) :]
+            del path[usable_depth(path, self._windows, size, stateless=True) :]
         num_seen = len(path) * size
-        if self.snapshots is not None:
-            del path[self._usable(path, stateless=False) :]
+        usable = len(path) if self.snapshots is None else usable_depth(path, self._windows, size, stateless=False)
+        del path[usable if reach is None else min(len(path), reach(path, usable)) :]
         root.pins += 1
         for node in path:
             if not node.pins:
@@ -91,7 +104,7 @@ class RadixTree:
             allocator.share(blocks)
             tables.append([0] * first + blocks)
         node = path[-1] if path else root
-        snapshot = self.snapshots.use(node) if self.snapshots is not None and path else 0
+        snapshot = self.snapshots.use(node) if self.snapshots is not None and 0 < len(path) <= usable else 0
         return Match(node, tables, num_tokens, num_seen, snapshot)
 
     def insert(self, node: Node, tokens: Sequence[int], tables: Sequence[Sequence[int]]) -> Node:
@@ -165,12 +178,15 @@ class RadixTree:
 
         Where it cannot be reached everything unpinned goes: who would rather keep it adds up `num_evictable` first.
         """
+        removed: list[Node] = []
         while any(allocator.num_free < count for allocator, count in zip(self._allocators, wanted, strict=True)):
             leaf = self._leaves.pop()
             if leaf is None:
-                return False
+                break
+            removed.append(leaf)
             self._remove(leaf)
-        return True
+        self.on_evict(removed)
+        return all(allocator.num_free >= count for allocator, count in zip(self._allocators, wanted, strict=True))
 
     def clear(self) -> None:
         """Forgets every node, pinned ones too; what is done with an old node afterwards does nothing."""
@@ -189,7 +205,7 @@ class RadixTree:
 
     def check(self) -> None:
         """Asserts all that the tree counts, against a walk over it."""
-        nodes = [node for node in self._nodes() if node.parent is not None]
+        nodes = self.kept()
         groups = range(len(self._allocators))
         assert len(nodes) == self._num_nodes, f"{len(nodes)} nodes are counted as {self._num_nodes}"
         for group in groups:
@@ -224,22 +240,6 @@ class RadixTree:
         root = self._roots[namespace] = Node(None, namespace, (), self._generation)
         root.pins = 0
         return root
-
-    def _usable(self, path: list[Node], stateless: bool) -> int:
-        """The most nodes of `path` after which the next token finds all that it sees in every group, and a snapshot
-        unless `stateless`."""
-        whole_from = [0] * len(self._windows)
-        usable = 0
-        for index, node in enumerate(path, start=1):
-            if 0 in node.blocks:
-                for group, block in enumerate(node.blocks):
-                    whole_from[group] = whole_from[group] if block else index
-            if (stateless or node.snapshot) and all(
-                start <= first_visible_block(index * self.block_size, window, self.block_size)
-                for start, window in zip(whole_from, self._windows, strict=True)
-            ):
-                usable = index
-        return usable
 
     def _add(self, parent: Node, key: tuple, blocks: tuple[int, ...]) -> Node:
         child = parent.children[key] = Node(parent, key, blocks, self._generation)

@@ -7,6 +7,7 @@ of prompts, where a second prompt was seen to branch off, and now and then while
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from metrale_jax.engine.leaves import Node
@@ -65,6 +66,7 @@ class Snapshots:
         self._units = range(first, first + count)
         self._taken = self._hits = self._evicted = 0
         self._generation = 0
+        self.on_evict: Callable[[Node, int], None] = lambda node, unit: None
         self.clear()
 
     @property
@@ -120,6 +122,7 @@ class Snapshots:
     def drop(self, node: Node) -> None:
         """Frees what `node` has, which is no more."""
         if node.snapshot:
+            self.on_evict(node, node.snapshot)
             del self._nodes[node.snapshot], self._worth[node.snapshot]
             self._free.append(node.snapshot)
             node.snapshot = 0

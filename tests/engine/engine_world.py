@@ -15,6 +15,8 @@ from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request, TokenLogprob
 from metrale_jax.engine.snapshots import SnapshotPolicy, Snapshots
+from metrale_jax.engine.spill import Spill
+from metrale_jax.engine.tiers import Tier
 from metrale_jax.sampling.constraints import mask_of
 from metrale_jax.sampling.params import SamplingParams
 from tests.engine.fake_device import (
@@ -231,6 +233,9 @@ class World:
         limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len)
         sizes = self.num_blocks + 1, self.num_slots, num_snapshots
         self.device = FakeDevice(self.rules, windows, BLOCK, *sizes, recurrent)
+        self.tier = Tier((0, 0, 40, 2000)[choose(0, 3)] * 8) if not any(windows) and choose(0, 2) == 2 else None
+        if self.tier is not None and self.keep:
+            memory.attach(Spill(self.tier, self.device, BLOCK, recurrent))
         self.now = 1.0
         self.engine = Engine(self.device, memory, self.shapes, limits, lambda: self.now)
         self.device.holders = lambda: [*self.engine.filling, *self.engine.running.values()]

@@ -262,17 +262,42 @@ class FakeDevice:
 
         self._queue.append(run)
 
-    def read_state(self, blocks: Sequence[Sequence[int]], slot: int) -> Any:
-        """Owes what is in blocks and slot."""
-        self._call("read_state")
-        parts, kept, blocks = Later(), Later(), [list(ids) for ids in blocks]
+    def read_blocks(self, blocks: Sequence[Sequence[int]]) -> Any:
+        """Owes what is in the blocks."""
+        self._call("read")
+        parts, blocks = Later(), [list(ids) for ids in blocks]
 
         def run():
             parts.value = [pool[ids].copy() for pool, ids in zip(self._pools, blocks, strict=True)]
-            kept.value = self._states[slot]
 
         self._queue.append(run)
-        return parts, kept
+        return parts
+
+    def read_slot(self, slot: int) -> Any:
+        """Owes what is in the slot."""
+        self._call("read")
+        kept = Later()
+
+        def run():
+            kept.value = np.asarray(self._states[slot], object)
+
+        self._queue.append(run)
+        return kept
+
+    @staticmethod
+    def split_blocks(parts: Any, count: int) -> list:
+        """The places of each block, of each group."""
+        return [[part[index] for part in parts] for index in range(count)]
+
+    @staticmethod
+    def split_slot(content: Any, count: int) -> list:
+        """The state."""
+        return [[content]] * count
+
+    @staticmethod
+    def join(blocks: Sequence, slot: Sequence) -> tuple[Any, Any]:
+        """What `write_state` takes."""
+        return [np.stack(group) for group in zip(*blocks, strict=True)], slot[0] if slot else ()
 
     def write_state(self, blocks: Sequence[Sequence[int]], slot: int, content: Any) -> None:
         """Puts it elsewhere."""
@@ -281,10 +306,12 @@ class FakeDevice:
 
         def run():
             self.num_returns += 1
-            for pool, ids, part in zip(self._pools, blocks, content[0], strict=True):
-                expect(all(ids) and len(set(ids)) == len(ids), "a block is put back to where there is none")
-                pool[ids] = part
-            self._states[slot] = content[1]
+            if any(blocks):
+                for pool, ids, part in zip(self._pools, blocks, content[0], strict=True):
+                    expect(all(ids) and len(set(ids)) == len(ids), "a block is put back to where there is none")
+                    pool[ids] = part
+            if len(content[1]):
+                self._states[slot] = tuple(content[1])
 
         self._queue.append(run)
 
@@ -310,7 +337,7 @@ class FakeDevice:
                 self.num_failed += 1
                 if failure.name == "fetch" and failure.takes_pool:
                     raise KeyboardInterrupt
-                self.pool_lost = failure.takes_pool
+                self.pool_lost = failure.takes_pool and name != "read"  # which leaves the pool alone
                 raise RuntimeError(f"INJECTED: {name} failed")
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ from metrale_jax.sampling.params import SamplingParams
 from tests.engine.engine_world import BLOCK, LIMIT, STEMS, Job, World, random_job
 from tests.engine.fake_device import Violation
 
-CALLS = ("advance", "draw", "candidates", "score", "copy", "copy_slots", "read_state", "write_state", "fetch")
+CALLS = ("advance", "draw", "candidates", "score", "copy", "copy_slots", "read", "write_state", "fetch")
 
 
 class Machine(RuleBasedStateMachine):
@@ -108,6 +108,8 @@ def test_random_loads_meet_every_event_and_give_solo_answers():
     kept = [world.engine.memory.snapshots.stats for world in worlds if world.engine.memory.snapshots is not None]
     assert sum(stats.hits for stats in kept) > 40 and sum(stats.evicted for stats in kept) > 200
     assert sum(world.device.num_returns for world in worlds) > 15
+    tiers = [world.tier.stats for world in worlds if world.tier is not None]
+    assert sum(tier.spilled for tier in tiers) > 200 and sum(tier.hits for tier in tiers) > 4
     assert any(one.orphan and one.reason == one.request.finish_reason for one in sent)
     assert any(request.search and request.hypotheses for request in requests)
     broken = "watch is broken", "raised KeyError", "constraint is broken", "constraint is stuck"
@@ -200,11 +202,11 @@ def keep_too_early(engine):
 
 
 def keep_stale_rows(engine):
-    engine._draws.tables_changed = lambda: None
+    engine.draws.tables_changed = lambda: None
 
 
 def keep_stale_slots(engine):
-    engine._draws.slots_changed = lambda: None
+    engine.draws.slots_changed = lambda: None
 
 
 def drop_a_block_early(engine):
@@ -240,14 +242,14 @@ def hold_blocks_twice(engine):
 
 
 def forget_history(engine):
-    fresh = engine._draws._fresh
+    fresh = engine.draws._fresh
 
     def frozen(device, requests, size):
         drawn = fresh(device, requests, size)
         drawn.known = [10**6] * size
         return drawn
 
-    engine._draws._fresh = frozen
+    engine.draws._fresh = frozen
 
 
 FAULTS = (

@@ -111,7 +111,7 @@ def test_a_pool_lost_before_the_first_token_counts_its_prompt_once():
     world = world_of(prefill_tokens=4)
     (kept,) = sent(world, job())
     world.step()
-    world.engine._recover((), "", pool_lost=True)
+    world.engine.recover((), "", pool_lost=True)
     assert not kept.lease
     world.finish()
     stats = world.engine.stats()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kept prefixes in the host's memory and on disk: found again, by the right prompts, and never wrongly."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from metrale_jax import LLM, SamplingParams
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.disk import BLOCK, STATE, DiskStore
+from metrale_jax.engine.leaves import Node
+from metrale_jax.engine.tiers import Tier, digests_of, node_digest
+from tests.conftest import GOLDENS
+
+MODEL = {"weights": "abc"}
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+OPTIONS = {"max_sequences": 2, "max_context_tokens": 96, "kv_cache_mib": 1, "prefill_tokens": 32}
+SHARED = [3 + i % 90 for i in range(70)]
+
+
+def arrays(number, size=64):
+    return [np.full(size, number, np.float32), np.arange(size, dtype=np.int32)]
+
+
+def put(tier, kind, digest, content):
+    assert tier.wants(kind, digest)
+    tier.spill(kind, [digest], lambda fetch: [fetch(content)])
+    tier.settle(lambda out: out)
+
+
+def test_a_digest_is_of_all_that_comes_before_and_of_the_namespace():
+    whole = digests_of(("salt", ()), range(12), 4)
+    assert len(whole) == 3 and digests_of(("salt", ()), range(11), 4) == whole[:2]
+    assert not set(whole) & set(digests_of(("other", ()), range(12), 4))
+    assert digests_of(("salt", ()), [9, 1, 2, 3, 4, 5, 6, 7], 4)[1] != whole[1]
+    root = Node(None, ("salt", ()), (), 0)
+    node = Node(Node(root, (0, 1, 2, 3), (1,), 0), (4, 5, 6, 7), (2,), 0)
+    assert node_digest(node) == whole[1]
+
+
+def test_how_far_a_prompt_is_served():
+    tier = Tier(1 << 20)
+    digests = digests_of("a", range(40), 4)
+    for index in (2, 3, 4):
+        put(tier, BLOCK, digests[index], arrays(index))
+    put(tier, STATE, digests[3], arrays(9))
+    assert tier.reach(digests, 2, 0, with_state=False) == 5
+    assert tier.reach(digests, 1, 0, with_state=False) == 1, "block 1 is nowhere"
+    assert tier.reach(digests, 2, 0, with_state=True) == 4, "the deepest state"
+    assert tier.reach(digests, 6, 0, with_state=True) == 4, "blocks in the pool, the state here"
+    assert tier.reach(digests, 2, 4, with_state=True) == 4, "no deeper than the pool's own"
+    assert tier.reach(digests[:4], 2, 2, with_state=True) == 4
+
+
+def test_least_recently_used_goes_first_and_what_is_too_large_never_comes():
+    tier = Tier(3 * 512)
+    for name in "abc":
+        put(tier, BLOCK, name, arrays(1))
+    assert tier.blocks(["a"]) and not tier.wants(BLOCK, "a"), "asked for, it counts as used"
+    put(tier, BLOCK, "d", arrays(1))
+    assert tier.blocks(["b"]) is None and tier.blocks(["a", "c", "d"]) is not None
+    put(tier, STATE, "e", arrays(1, size=1000))
+    assert tier.state("e") is None and tier.stats.num_bytes == 3 * 512
+
+
+def test_what_the_device_fails_to_give_is_forgotten():
+    tier = Tier(1 << 20)
+
+    def failing(out):
+        raise RuntimeError("lost")
+
+    tier.spill(BLOCK, ["a"], lambda fetch: [fetch(1)])
+    with pytest.raises(RuntimeError):
+        tier.settle(failing)
+    tier.settle(failing)
+    assert tier.wants(BLOCK, "a")
+
+
+def test_files_are_found_after_a_restart_and_wiped_for_another_model(tmp_path):
+    tier = Tier(0, DiskStore(tmp_path, 1 << 20, MODEL))
+    put(tier, BLOCK, "a", arrays(1))
+    put(tier, STATE, "a", arrays(2))
+    again = Tier(1 << 20, DiskStore(tmp_path, 1 << 20, MODEL))
+    assert not again.wants(BLOCK, "a")
+    [found] = again.blocks(["a"])
+    for one, other in zip(found, arrays(1), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    other = DiskStore(tmp_path, 1 << 20, {"weights": "xyz"})
+    assert other.num_files == 0 and [file.name for file in tmp_path.iterdir()] == ["model.json"]
+
+
+def test_a_full_disk_store_drops_the_oldest(tmp_path):
+    store = DiskStore(tmp_path, 3000, MODEL)
+    for name in "abcd":
+        store.put(BLOCK, name, arrays(1))
+        store.has(BLOCK, "a")
+    kept = {name for name in "abcd" if store.get(BLOCK, name)}
+    assert "a" in kept and "b" not in kept and sum(f.stat().st_size for f in tmp_path.glob("*.safetensors")) <= 3000
+    assert DiskStore(tmp_path, 1000, MODEL).num_files == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", "half", "swapped", "gone"])
+def test_a_damaged_file_is_told_of_and_done_without(damage, tmp_path, caplog):
+    store = DiskStore(tmp_path, 1 << 20, MODEL)
+    store.put(BLOCK, "a", arrays(1))
+    store.put(BLOCK, "b", arrays(2))
+    path = tmp_path / "block-a.safetensors"
+    if damage == "half":
+        damage = path.read_bytes()[: path.stat().st_size // 2]
+    if damage == "swapped":
+        damage = (tmp_path / "block-b.safetensors").read_bytes()
+    path.unlink() if damage == "gone" else path.write_bytes(damage)
+    with caplog.at_level(logging.WARNING):
+        assert store.get(BLOCK, "a") is None
+    assert "kept prefixes on disk" in caplog.text and not store.has(BLOCK, "a") and store.get(BLOCK, "b")
+
+
+def test_a_disk_that_fills_up_costs_no_request(tmp_path, caplog):
+    store = DiskStore(tmp_path / "cache", 1 << 20, MODEL)
+    (tmp_path / "cache" / "model.json").unlink()
+    (tmp_path / "cache").rmdir()
+    with caplog.at_level(logging.WARNING):
+        store.put(BLOCK, "a", arrays(1))
+        store.put(BLOCK, "b", arrays(1))
+    assert caplog.text.count("kept prefixes on disk") == 1 and not store.has(BLOCK, "a")
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"disk cache .*file"):
+        DiskStore(tmp_path / "file", 1 << 20, MODEL)
+
+
+def crowded_out(llm):
+    """Runs prompts that share nothing until nothing else is kept."""
+    for seed in range(40):
+        llm.generate([[3 + (seed * 31 + i * 7) % 100 for i in range(80)]], GREEDY)
+
+
+@pytest.mark.parametrize("where", ["host", "disk", "both"])
+def test_an_evicted_prefix_comes_back(where, tmp_path):
+    places = {"host": {"host_cache_mib": 64}, "disk": {"disk_cache": tmp_path}}
+    options = places.get(where, places["host"] | places["disk"])
+    plain, llm = LLM(GOLDENS / "llama-default", **OPTIONS), LLM(GOLDENS / "llama-default", **OPTIONS | options)
+    [first] = llm.generate([SHARED], GREEDY)
+    crowded_out(llm)
+    [again] = llm.generate([SHARED], GREEDY)
+    assert again.usage.cached_tokens == 64 and first.usage.cached_tokens == 0
+    assert again.token_ids == first.token_ids == plain.generate([SHARED], GREEDY)[0].token_ids
+    assert llm.engine.memory.spill.tier.stats.hits == 1
+    [salted] = llm.generate([SHARED], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, cache_salt="b"))
+    assert salted.usage.cached_tokens == 0, "what one tenant left is not another's"
+
+
+def test_a_prefix_outlives_its_process(tmp_path):
+    options = OPTIONS | {"disk_cache": tmp_path}
+    first = LLM(GOLDENS / "llama-default", **options)
+    [before] = first.generate([SHARED], GREEDY)
+    first.spill()
+    [after] = LLM(GOLDENS / "llama-default", **options).generate([SHARED], GREEDY)
+    assert after.usage.cached_tokens == 64 and after.token_ids == before.token_ids
+    identity = json.loads((tmp_path / "model.json").read_text())
+    assert identity["family"] == "llama"
+    [other] = LLM(GOLDENS / "llama-untied-bias", **options).generate([SHARED], GREEDY)
+    assert other.usage.cached_tokens == 0
+
+
+def test_files_of_other_shapes_are_done_without(tmp_path):
+    options = OPTIONS | {"disk_cache": tmp_path}
+    first = LLM(GOLDENS / "llama-default", **options)
+    [before] = first.generate([SHARED], GREEDY)
+    first.spill()
+    store = DiskStore(tmp_path, 1 << 30, json.loads((tmp_path / "model.json").read_text()))
+    for digest in digests_of(("", ()), SHARED, 16):
+        store.put(BLOCK, digest, arrays(1))
+    [after] = LLM(GOLDENS / "llama-default", **options).generate([SHARED], GREEDY)
+    assert after.usage.cached_tokens == 0 and after.token_ids == before.token_ids
+
+
+def test_sliding_windows_do_without_and_say_so(caplog):
+    with caplog.at_level(logging.WARNING):
+        LLM(GOLDENS / "gemma2", **OPTIONS, host_cache_mib=8)
+    assert "sliding windows" in caplog.text
