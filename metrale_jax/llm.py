@@ -36,13 +36,6 @@ from metrale_jax.llm_config import (
     run_options,
     warn_of_a_cold_cache,
 )
-    engine_config,
-    engine_limits,
-    llm_config,
-    lower_tier,
-    run_options,
-    warn_of_a_cold_cache,
-)
 from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece

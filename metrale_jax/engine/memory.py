@@ -68,10 +68,12 @@ class Memory:
             most = 0 if saved or request.params.prompt_logprobs is not None else request.num_tokens - 1
             match = self._match(request, tokens, most)
             tables, request.seq_len, pin = match.tables, match.num_tokens, Pin(self.tree, match.node)
+            request.resume = match.snapshot
             if request.request_id in self._found:
-                request.seq_len = self._found[request.request_id].seq_len
+                # Its state comes from there too, which may be deeper than what the pool has.
+                request.seq_len, request.resume = self._found[request.request_id].seq_len, 0
             if self.snapshots is not None:
-                request.resume, request.cuts = match.snapshot, self._cuts(request, match.num_seen)
+                request.cuts = self._cuts(request, match.num_seen)
         request.lease = Lease(self.allocators, self._windows, self.block_size, tables, pin=pin)
         if saved is not None:
             request.seq_len = saved.seq_len
