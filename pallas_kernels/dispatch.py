@@ -39,6 +39,13 @@ class Implementation:
     supports: str = ""
     by_name_only: tuple[str, ...] = ()
 
+    @property
+    def interpreted(self) -> "Implementation":
+        """The row for tests that runs this kernel's programs on the CPU, one after another and operation by operation:
+        the function beside its own whose name ends in `_interpreted`."""
+        name, target = f"{self.name}-interpreted", f"{self.target}_interpreted"
+        return Implementation(name, ("cpu",), target, self.supports, by_name_only=("cpu",))
+
     def declines(self, platform: str, by_name: bool, facts: dict) -> str:
         """Why the row does not run, or an empty string."""
         if platform not in self.platforms:

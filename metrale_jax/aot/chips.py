@@ -91,10 +91,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         for chip in (
             Chip("h200", "cuda", "NVIDIA H200", 141 * GB, GPU_SHARE, 989e12, 4.8e12, 450e9, ONE_HOST, H200),
             Chip("b200", "cuda", "NVIDIA B200", 180 * GB, GPU_SHARE, 2250e12, 8e12, 900e9, ONE_HOST, B200),
-            Chip("v5e", "tpu", "TPU v5 lite", 16 * GIB, 15.75 / 16, 197e12, 819e9, 200e9, {4: "v5e:2x2", 8: "v5e:2x4"}),
-            Chip(
-                "v6e", "tpu", "TPU v6 lite", 32 * GIB, 31.25 / 32, 918e12, 1640e9, 400e9, {4: "v6e:2x2", 8: "v6e:2x4"}
-            ),
+            Chip("v5e", "tpu", "TPU v5 lite", 16 * GIB, 15.75 / 16, 197e12, 819e9, 200e9, _slices("v5e")),
+            Chip("v6e", "tpu", "TPU v6 lite", 32 * GIB, 31.25 / 32, 918e12, 1640e9, 400e9, _slices("v6e")),
             Chip("v7x", "tpu", "TPU7x", 96 * GIB, 0.98, 1153.5e12, 3690e9, 300e9, {8: "tpu7x:2x2x1"}),
         )
     }

@@ -7,25 +7,15 @@ from pallas_kernels.dispatch import PLATFORMS, Implementation, choose
 from pallas_kernels.kv_formats.pages import KvPages
 
 _HERE = "pallas_kernels.kv_append"
+_TRITON = Implementation("triton", ("cuda",), f"{_HERE}.triton:append", f"{_HERE}.triton:supports")
+_MOSAIC = Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:append", f"{_HERE}.mosaic_tpu:supports")
 IMPLEMENTATIONS = (
-    Implementation("triton", ("cuda",), f"{_HERE}.triton:append", f"{_HERE}.triton:supports"),
-    Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:append", f"{_HERE}.mosaic_tpu:supports"),
+    _TRITON,
+    _MOSAIC,
     # On a GPU some microseconds slower a layer and no more, so that it may step in.
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:append"),
-    Implementation(
-        "triton-interpreted",
-        ("cpu",),
-        f"{_HERE}.triton:append_interpreted",
-        f"{_HERE}.triton:supports",
-        by_name_only=("cpu",),
-    ),
-    Implementation(
-        "mosaic_tpu-interpreted",
-        ("cpu",),
-        f"{_HERE}.mosaic_tpu:append_interpreted",
-        f"{_HERE}.mosaic_tpu:supports",
-        by_name_only=("cpu",),
-    ),
+    _TRITON.interpreted,
+    _MOSAIC.interpreted,
 )
 
 

@@ -23,35 +23,28 @@ _HERE = "pallas_kernels.paged_attention"
 
 def _table(function: str) -> tuple[Implementation, ...]:
     """The implementations of an entry point, which have its `function` in their modules."""
+    triton = Implementation("triton", ("cuda",), f"{_HERE}.triton:{function}", f"{_HERE}.triton:supports")
+    mosaic = Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:{function}", f"{_HERE}.mosaic_tpu:supports")
     return (
         Implementation("cpu", ("cpu",), f"{_HERE}.cpu:{function}"),
-        Implementation("triton", ("cuda",), f"{_HERE}.triton:{function}", f"{_HERE}.triton:supports"),
-        Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:{function}", f"{_HERE}.mosaic_tpu:supports"),
+        triton,
+        mosaic,
         Implementation("xla", PLATFORMS, f"{_HERE}.xla:{function}", by_name_only=("cuda", "tpu")),
-        # A kernel's programs on the CPU, one after another and operation by operation: for tests.
-        _interpreted("triton", function),
-        _interpreted("mosaic_tpu", function),
+        triton.interpreted,
+        mosaic.interpreted,
     )
 
 
-def _interpreted(name: str, function: str) -> Implementation:
-    target, supports = f"{_HERE}.{name}:{function}_interpreted", f"{_HERE}.{name}:supports"
-    return Implementation(f"{name}-interpreted", ("cpu",), target, supports, by_name_only=("cpu",))
-
-
-IMPLEMENTATIONS = _table("attend")
-RAGGED_IMPLEMENTATIONS = (
-    *_table("attend_ragged"),
-    # Multiplies as Hopper alone does, and has been tried on none.
-    Implementation(
-        "mosaic_gpu",
-        ("cuda",),
-        f"{_HERE}.mosaic_gpu:attend_ragged",
-        f"{_HERE}.mosaic_gpu:supports",
-        by_name_only=("cuda",),
-    ),
-    _interpreted("mosaic_gpu", "attend_ragged"),
+# Multiplies as Hopper alone does, and has been tried on none.
+_HOPPER = Implementation(
+    "mosaic_gpu",
+    ("cuda",),
+    f"{_HERE}.mosaic_gpu:attend_ragged",
+    f"{_HERE}.mosaic_gpu:supports",
+    by_name_only=("cuda",),
 )
+IMPLEMENTATIONS = _table("attend")
+RAGGED_IMPLEMENTATIONS = (*_table("attend_ragged"), _HOPPER, _HOPPER.interpreted)
 
 # Queries a piece of a ragged chunk: wide enough for matrix kernels, narrow enough not to pad short prompts much.
 PIECE = 128
