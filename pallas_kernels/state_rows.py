@@ -8,6 +8,7 @@ that were run and not yet known to stand. A step folds those that were accepted 
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Int
@@ -16,6 +17,8 @@ from pallas_kernels.shapes import ceil_div
 
 # Tokens that a scan takes in at once.
 CHUNK = 64
+# How slots are read and written: they are always there.
+IN_BOUNDS = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
 
 @struct.dataclass
@@ -89,6 +92,61 @@ def cut_chunks(rows: StateRows, num_tokens: int, size: int) -> Chunks:
         last=real & (number == each[owner] - 1),
         size=size,
     )
+
+
+def begun(storage: Any, layer, rows: StateRows) -> Any:
+    """The storage, a tree of `[L, U, ...]`, with zeros in the slots of rows whose sequences begin.
+
+    What reads the rest of a step's states reads them of this, so that the storage itself has this one use: where a
+    function both reads and overwrites what it is handed, XLA's CPU compiler may copy all of it.
+    """
+
+    def begin(leaf):
+        slots = jnp.where(rows.starts > 0, leaf.shape[1], rows.slots)
+        empty = jnp.zeros((len(slots), *leaf.shape[2:]), leaf.dtype)
+        return leaf.at[layer, slots].set(empty, mode="drop", wrap_negative_indices=False)
+
+    return jax.tree.map(begin, storage)
+
+
+def waiting_rows(pending: Any, layer, rows: StateRows) -> Any:
+    """What waits in each row's slot: `[S, J, ...]` of each array `[L, U, J, ...]` of the tree, zeros if nothing waits
+    in any. `()` stays `()`."""
+    if isinstance(pending, tuple):
+        return ()
+
+    # A branch, so that all of it is read at once and before `stored_rows` writes: of storage that may be read after it
+    # is written compilers make a copy.
+    def read():
+        return jax.tree.map(lambda leaf: leaf.at[layer, rows.slots].get(**IN_BOUNDS), pending)
+
+    def nothing():
+        shapes = jax.eval_shape(read)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return jax.lax.cond(jnp.any(rows.num_pending > 0), read, nothing)
+
+
+def stored_rows(pending: Any, waiting: Any, new: Any, layer, rows: StateRows) -> Any:
+    """The storage with `new [S, R - 1, ...]` waiting instead of what was read as `waiting`, as far as a row drafts."""
+    if rows.max_query_len == 1:
+        return pending
+    count = rows.max_query_len - 1
+    drafted = jnp.arange(count, dtype=jnp.int32) < rows.query_lens[:, None] - 1
+
+    def store(leaf, before, after):
+        mask = drafted.reshape(*drafted.shape, *(1,) * (after.ndim - 2))
+        kept = jnp.where(mask, after.astype(leaf.dtype), before[:, :count])
+        return leaf.at[layer, rows.slots, :count].set(kept, **IN_BOUNDS)
+
+    return jax.tree.map(store, pending, waiting, new)
+
+
+def offsets_in_rows(rows: StateRows, num_tokens: int) -> Int[Array, " T"]:
+    """How far into its sequence's new tokens each flat token of ragged rows is. Padding counts on from a sequence."""
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    begun = (rows.query_lens > 0) & (rows.query_starts <= token[:, None])
+    return token - jnp.max(jnp.where(begun, rows.query_starts, 0), axis=1)
 
 
 def flat_index(chunks: Chunks, num_tokens: int) -> tuple[Int[Array, " T"], Int[Array, " T"]]:

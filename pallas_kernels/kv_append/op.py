@@ -31,13 +31,15 @@ def kv_append(
     """The pages with `keys` and `values` written; slot s is block s // B, offset s % B. Slot 0 takes the padding rows.
 
     Slots of real rows differ from each other. Rows are encoded in the pages' format; scales of single rows are written
-    beside them, scales of heads are applied as they stand. Raises `DispatchError` if the platform has no
-    implementation, or the one named by `impl` declines.
+    beside them, scales of heads are applied as they stand. Pages that have no values take none of `values`. Raises
+    `DispatchError` if the platform has no implementation, or the one named by `impl` declines.
     """
     facts = {
         "kv_format": pages.kv_format,
         "num_kv_heads": pages.num_kv_heads,
-        "pool_codes": max(pages.k.size, pages.v.size),
+        "pool_codes": pages.num_codes,
     }
-    append = choose("kv_append", IMPLEMENTATIONS, platform, impl, **facts)
+    # No kernel that looks at facts knows pages without values yet.
+    table = tuple(row for row in IMPLEMENTATIONS if not (pages.latent and row.supports))
+    append = choose("kv_append", table, platform, impl, **facts)
     return append(pages, layer, slots, keys, values)

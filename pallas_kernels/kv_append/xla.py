@@ -20,6 +20,8 @@ def append(
 ) -> KvPages:
     """See `op.kv_append`."""
     k, k_scale = _append(pages.k, pages.k_scale, pages.format, layer, slots, keys)
+    if pages.latent:
+        return pages.replace(k=k, k_scale=k_scale)
     v, v_scale = _append(pages.v, pages.v_scale, pages.format, layer, slots, values)
     return pages.replace(k=k, v=v, k_scale=k_scale, v_scale=v_scale)
 

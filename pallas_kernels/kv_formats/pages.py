@@ -17,6 +17,8 @@ class KvPages:
     """Codes of keys `k [L, P, B, K, H]` and values `v [L, P, B, K, Hv]` in the static format `kv_format`, and their
     float32 scales.
 
+    `v` is `()` where values are a part of the keys (see `paged_attention.op.AttentionParams`).
+
     A scale belongs to one token's row of one head, `[L, P, K, B]`, or to all rows of a head, `[L, K]`; it is `()` in a
     format without scales. Those of single rows are written along with them; those of heads are constants that whoever
     makes the pool puts there.
@@ -39,6 +41,16 @@ class KvPages:
         return self.k.shape[2]
 
     @property
+    def latent(self) -> bool:
+        """Whether values are a part of the keys."""
+        return isinstance(self.v, tuple)
+
+    @property
+    def num_codes(self) -> int:
+        """Codes of the larger array."""
+        return self.k.size if self.latent else max(self.k.size, self.v.size)
+
+    @property
     def num_kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.k.shape[3]
@@ -50,7 +62,8 @@ class KvPages:
 
 
 def abstract_pages(kv_format: str, shape: tuple[int, int, int, int], head_dim: int, v_head_dim: int) -> KvPages:
-    """Shapes and dtypes of the storage for `shape = (L, P, B, K)`, a scale for each row where the format has scales."""
+    """Shapes and dtypes of the storage for `shape = (L, P, B, K)`, a scale for each row where the format has scales.
+    There are no values where `v_head_dim` is 0."""
     facts = format_named(kv_format)
     layers, blocks, block_size, heads = shape
 
@@ -58,6 +71,8 @@ def abstract_pages(kv_format: str, shape: tuple[int, int, int, int], head_dim: i
         return jax.ShapeDtypeStruct((*shape, width), jnp.dtype(facts.dtype))
 
     scale = jax.ShapeDtypeStruct((layers, blocks, heads, block_size), jnp.float32) if facts.scaled else ()
+    if not v_head_dim:
+        return KvPages(codes(head_dim), (), scale, (), kv_format)
     return KvPages(codes(head_dim), codes(v_head_dim), scale, scale, kv_format)
 
 

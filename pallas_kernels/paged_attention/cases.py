@@ -20,6 +20,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     tree: bool = False
+    latent: int = 0
 
 
 CASES = (
@@ -47,6 +48,13 @@ CASES = (
     Case("decode-sinks", (33, 0, 700), (1, 0, 1), 6, 2, sinks=True),
     Case("verify-tree", (9, 40, 0, 130, 5), (8, 3, 0, 8, 5), 6, 2, tree=True),
     Case("verify-tree-window-sinks", (60, 140, 9), (5, 7, 4), window=20, sinks=True, tree=True),
+)
+
+# Values are a part of the keys and have no memory of their own.
+LATENT_CASES = (
+    Case("latent-decode", (37, 0, 300), (1, 0, 1), 6, 1, 14, 0, latent=10),
+    Case("latent-verify", (40, 9, 0, 130), (4, 2, 0, 3), 3, 1, 24, 0, latent=16),
+    Case("latent-prefill", (90, 40, 0), (17, 40, 0), 6, 1, 14, 0, latent=10),
 )
 
 # Sizes that models use, for targets: head widths, block sizes and ratios of heads. Every backend serves all of them.

@@ -39,7 +39,7 @@ def attend(
         found = xla.attend(queries, pages, layer, part, params, sinks)
         return out.at[which].set(found, mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False)
 
-    out = jnp.zeros((*q.shape[:3], pages.v.shape[-1]), q.dtype)
+    out = jnp.zeros((*q.shape[:3], params.v_dim(pages)), q.dtype)
     num_used = jnp.sum(rows.kv_lens > 0, dtype=jnp.int32)
     return jax.lax.fori_loop(0, jax.lax.div(num_used + TOGETHER - 1, TOGETHER), run, out)
 
@@ -68,5 +68,5 @@ def attend_ragged(
         found = xla.attend(part[None], pages, layer, row, params, sinks)[0]
         return jax.lax.dynamic_update_slice_in_dim(out, found, start, axis=0)
 
-    out = jnp.zeros((num_tokens + piece, num_heads, pages.v.shape[-1]), q.dtype)
+    out = jnp.zeros((num_tokens + piece, num_heads, params.v_dim(pages)), q.dtype)
     return jax.lax.fori_loop(0, jnp.sum(cut.query_lens > 0), run, out)[:num_tokens]

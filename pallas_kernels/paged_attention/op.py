@@ -59,12 +59,18 @@ class AttentionParams:
     """Static facts of one attention layer.
 
     `scale` multiplies the logits, `softcap` c bounds them by `c * tanh(logit / c)` (0 is off), `window` w lets a
-    query at position p see positions p-w+1 to p (0 is all).
+    query at position p see positions p-w+1 to p (0 is all). Values are the first `latent` numbers of the keys, and the
+    pages hold none of their own, where that is above 0.
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
+    latent: int = 0
+
+    def v_dim(self, pages: KvPages) -> int:
+        """The width of values."""
+        return self.latent or pages.v.shape[-1]
 
 
 @struct.dataclass
@@ -108,7 +114,7 @@ def decode_attention(
     """
     _check(q.shape, pages, rows, params, sinks)
     facts = _facts(q.shape[2], q, pages, params, rows)
-    attend = choose("paged_attention", IMPLEMENTATIONS, platform, impl, **facts)
+    attend = choose("paged_attention", _serving(IMPLEMENTATIONS, params), platform, impl, **facts)
     return attend(q, pages, layer, rows, params, sinks)
 
 
@@ -129,7 +135,7 @@ def prefill_attention(
     assert isinstance(rows.tree, tuple), "ragged chunks are runs of tokens; a tree needs equal rows"
     _check(q.shape, pages, rows, params, sinks)
     facts = _facts(q.shape[1], q, pages, params, rows)
-    attend = choose("paged_attention_ragged", RAGGED_IMPLEMENTATIONS, platform, impl, **facts)
+    attend = choose("paged_attention_ragged", _serving(RAGGED_IMPLEMENTATIONS, params), platform, impl, **facts)
     return attend(q, pages, layer, rows, params, sinks)
 
 
@@ -195,18 +201,23 @@ def visible(
     return seen, needed
 
 
+def _serving(table: tuple[Implementation, ...], params: AttentionParams) -> tuple[Implementation, ...]:
+    """The rows to choose from: no kernel that looks at facts knows latents yet."""
+    return tuple(row for row in table if not (params.latent and row.supports))
+
+
 def _facts(num_heads: int, q, pages: KvPages, params: AttentionParams, rows: SequenceRows) -> dict:
     """What an implementation may decline by."""
     return {
         "num_heads": num_heads,
         "num_kv_heads": pages.num_kv_heads,
         "head_dim": q.shape[-1],
-        "v_head_dim": pages.v.shape[-1],
+        "v_head_dim": params.v_dim(pages),
         "block_size": pages.block_size,
         "dtype": q.dtype.name,
         "kv_format": pages.kv_format,
         "query_len": rows.max_query_len,
-        "pool_codes": max(pages.k.size, pages.v.size),
+        "pool_codes": pages.num_codes,
     }
 
 

@@ -12,7 +12,8 @@ from pallas_kernels.paged_attention.op import AttentionParams, SequenceRows
 
 def attend(q, pages: KvPages, layer: int, rows: SequenceRows, params: AttentionParams, sinks: Any = ()) -> np.ndarray:
     """Attention outputs `[S, Q, N, Hv]` in float64 for padded queries `[S, Q, N, H]`; unused rows are zero."""
-    q, keys, values = np.asarray(q, np.float64), plain_rows(pages.k, pages.k_scale), plain_rows(pages.v, pages.v_scale)
+    q, keys = np.asarray(q, np.float64), plain_rows(pages.k, pages.k_scale)
+    values = keys[..., : params.latent] if params.latent else plain_rows(pages.v, pages.v_scale)
     tables, kv_lens, query_lens = (np.asarray(x) for x in (rows.block_tables, rows.kv_lens, rows.query_lens))
     num_sequences, _, num_heads, _ = q.shape
     block_size, num_kv_heads, v_dim = values.shape[2:]

@@ -33,7 +33,7 @@ def attend(
 ) -> Float[Array, "S Q N Hv"]:
     """See `op.decode_attention`."""
     num_sequences, query_len, num_heads, head_dim = q.shape
-    block_size, num_kv_heads, v_dim = pages.v.shape[2:]
+    block_size, num_kv_heads, v_dim = pages.block_size, pages.num_kv_heads, params.v_dim(pages)
     table_width = rows.block_tables.shape[1]
     tile_blocks = _tile_blocks(num_sequences, query_len, block_size, table_width)
     grouped = q.reshape(num_sequences, query_len, num_kv_heads, -1, head_dim).astype(jnp.float32) * params.scale
@@ -143,7 +143,8 @@ class _TileReader:
                 block_ids, (0, index * self.tile_blocks), size, allow_negative_indices=False
             )
         pages = self.pages
-        keys, values = (self._read(*pair, block_ids) for pair in ((pages.k, pages.k_scale), (pages.v, pages.v_scale)))
+        keys, latent = self._read(pages.k, pages.k_scale, block_ids), self.params.latent
+        values = keys[..., :latent] if latent else self._read(pages.v, pages.v_scale, block_ids)
         query_len = self.rows.max_query_len
         key = index * self.tile_tokens + jnp.arange(self.tile_tokens, dtype=jnp.int32)
         seen, needed = visible(key, self.rows, query_len, self.params.window)

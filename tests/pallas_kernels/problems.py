@@ -45,7 +45,7 @@ class Problem:
         self.q = jnp.asarray(rng.normal(size=shape), jnp.dtype(dtype))
         self.sinks = jnp.asarray(rng.normal(size=case.num_heads) + 1, jnp.float32) if case.sinks else ()
         self.tree = self._tree(rng) if case.tree else ()
-        self.params = AttentionParams(case.head_dim**-0.5, case.window, case.softcap)
+        self.params = AttentionParams(case.head_dim**-0.5, case.window, case.softcap, case.latent)
 
     def _pages(self, slots, num_blocks, kv_format, rng):
         case = self.case
@@ -90,7 +90,7 @@ class Problem:
     def assert_decode_is_right(self, **how):
         out = self.run_decode(**how)
         assert out.dtype == self.q.dtype
-        assert out.shape == (*self.q.shape[:3], self.case.v_head_dim)
+        assert out.shape == (*self.q.shape[:3], self.params.v_dim(self.pages))
         close(out, self.expected(), self.dtype)
 
     def assert_ragged_is_right(self, num_padding: int = 5, **how):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import DispatchError, choose
-from pallas_kernels.paged_attention.cases import CASES, KV_FORMATS, Case
+from pallas_kernels.paged_attention.cases import CASES, KV_FORMATS, LATENT_CASES, Case
 from pallas_kernels.paged_attention.op import IMPLEMENTATIONS, by_length, decode_attention
 from tests.pallas_kernels.problems import LAYER, Problem
 
@@ -50,6 +50,20 @@ def test_scales_of_heads(impl):
     problem.pages = problem.pages.replace(k_scale=k_scale, v_scale=v_scale)
     problem.assert_decode_is_right(impl=impl)
     problem.assert_ragged_is_right(impl=impl)
+
+
+@pytest.mark.parametrize("impl", ["cpu", "xla"])
+@pytest.mark.parametrize("case", LATENT_CASES, ids=lambda case: case.name)
+def test_values_that_are_a_part_of_the_keys(case, impl):
+    Problem(case).assert_decode_is_right(impl=impl)
+    Problem(case).assert_ragged_is_right(num_padding=5, impl=impl)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_kernels_that_know_no_latents_are_not_chosen(platform):
+    problem = Problem(LATENT_CASES[0])
+    with pytest.raises(DispatchError, match="only if asked for by name"):
+        decode_attention(problem.q, problem.pages, LAYER, problem.uniform(), problem.params, platform)
 
 
 ROW = st.tuples(st.integers(0, 9), st.integers(0, 70))
