@@ -94,6 +94,8 @@ def read_param(spec: ParamSpec, source: AbstractTensorSource, dtype: np.dtype) -
 
 def _stack_into(array: np.ndarray, spec: ParamSpec, source: AbstractTensorSource) -> None:
     row = 0
+    if len(spec.sources) > 1:
+        array = array.reshape(-1, *spec.sources[0].shape[1:])
     for item in spec.sources:
         # One source may be a scalar; several have rows.
         rows = item.shape[0] if len(spec.sources) > 1 else 0
@@ -102,7 +104,8 @@ def _stack_into(array: np.ndarray, spec: ParamSpec, source: AbstractTensorSource
 
 
 def _transformed(spec: ParamSpec, arrays: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    if {array.dtype for array in arrays} != {dtype}:
+    coded = any(item.dtype for item in spec.sources)
+    if not coded and {array.dtype for array in arrays} != {dtype}:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
     array = spec.transform(*arrays)
     return array if array.dtype == dtype and array.flags.c_contiguous else _copied(array, dtype)

@@ -27,7 +27,8 @@ def load_plan(specs, source: AbstractTensorSource, ignored: tuple[str, ...] = ()
     """The plan for loading `specs` (a tree of `ParamSpec`) from `source`.
 
     `ignored` are regular expressions; a tensor that no spec names must match one of them whole. `CheckpointError`
-    lists every tensor that is missing, unexpected, of another shape or not of floating point.
+    lists every tensor that is missing, unexpected, of another shape or neither of floating point nor the codes that are
+    expected.
     """
     leaves = spec_leaves(specs)
     infos = source.tensors()
@@ -42,7 +43,8 @@ def load_plan(specs, source: AbstractTensorSource, ignored: tuple[str, ...] = ()
             [f"{source.location(name)} {list(infos[name].shape)}" for name in sorted(set(spare) - set(skipped))],
         ),
         _listed("of the wrong shape", [text for item in present if (text := _wrong_shape(item, source))]),
-        _listed("not of floating point", [text for item in present if (text := _wrong_kind(item, source))]),
+        _listed("not of floating point", [text for item in present if (text := _not_floating(item, source))]),
+        _listed("not the codes expected", [text for item in present if (text := _wrong_codes(item, source))]),
     )
     if any(problems):
         raise CheckpointError(
@@ -71,9 +73,16 @@ def _wrong_shape(item: Source, source: AbstractTensorSource) -> str | None:
     return f"{source.location(item.name)} is {list(shape)}, expected {list(item.shape)}"
 
 
-def _wrong_kind(item: Source, source: AbstractTensorSource) -> str | None:
+def _not_floating(item: Source, source: AbstractTensorSource) -> str | None:
     dtype = source.tensors()[item.name].dtype
-    return None if dtype.startswith(_FLOATS) else f"{source.location(item.name)} is {dtype}"
+    return None if item.dtype or dtype.startswith(_FLOATS) else f"{source.location(item.name)} is {dtype}"
+
+
+def _wrong_codes(item: Source, source: AbstractTensorSource) -> str | None:
+    dtype = source.tensors()[item.name].dtype
+    if item.dtype in ("", dtype):
+        return None
+    return f"{source.location(item.name)} is {dtype}, expected {item.dtype}"
 
 
 def _listed(fault: str, tensors: list[str]) -> str | None:

@@ -47,10 +47,12 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """Static facts of one gated feed-forward layer; `activation` is a key of `layers.mlp.ACTIVATIONS`."""
+    """Static facts of one feed-forward layer; `activation` is in `pallas_kernels.activations`. One that is not `gated`
+    has no gate: the activation is that of the up projection."""
 
     hidden_dim: int
     activation: str
+    gated: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,23 @@ def identity(array: np.ndarray) -> np.ndarray:
 
 
 def stacked_rows(*arrays: np.ndarray) -> np.ndarray:
-    """The sources one under the other along axis 0: `[a, D], [b, D] -> [a + b, D]`, or vectors end to end."""
+    """The sources one under the other along axis 0: `[a, D], [b, D] -> [a + b, D]`, or vectors end to end.
+
+    A spec whose shape is that of the rows in equal runs, `[E, rows, D]`, gets them so.
+    """
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor of a checkpoint: its Hugging Face name and the shape it must have there."""
+    """One tensor of a checkpoint: its Hugging Face name and the shape it must have there.
+
+    `dtype` is the integer type of packed codes, which a transform gets as they are; empty for any floating point.
+    """
 
     name: str
     shape: tuple[int, ...]
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

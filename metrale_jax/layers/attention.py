@@ -68,7 +68,8 @@ def attention(
         v = v.reshape(tokens, kv_heads, width)
         kv = paged.append(kv, layer, batch.slots[place.group], k, v, place.platform)
     with jax.named_scope("attend"):
-        mixed = _attend_segments(q, config, params.sinks, batch, kv, layer, place)
+        facts = AttentionParams(config.scale, config.window, config.softcap)
+        mixed = attend_segments(q, facts, params.sinks, batch, kv, layer, place)
     with jax.named_scope("out"):
         mixed = mixed.reshape(tokens, heads * width)
         if config.gated:
@@ -85,8 +86,8 @@ def _head_norm(x, weight, heads, place):
     return x if over_heads else rms_norm(x, weight, eps)
 
 
-def _attend_segments(q, config, sinks, batch, kv, layer, place):
-    facts = AttentionParams(config.scale, config.window, config.softcap)
+def attend_segments(q, facts: AttentionParams, sinks: Any, batch: TokenBatch, kv: PagedKv, layer, place: Placement):
+    """What queries `[T, N, H]` find in the paged past, `[T, N, Hv]`, segment by segment of the step."""
     outputs, start = [], 0
     for segment in batch.segments:
         part = q[start : start + segment.num_tokens]

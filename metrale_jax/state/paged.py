@@ -19,7 +19,7 @@ PagedKv = KvPages
 class PagedKvSpec:
     """What one attention layer keeps: equal specs share one stacked group and one block table.
 
-    `kv_format` is a name of `pallas_kernels.kv_formats.registry`.
+    `kv_format` is a name of `pallas_kernels.kv_formats.registry`. Values are part of the keys where `v_head_dim` is 0.
     """
 
     num_kv_heads: int
@@ -45,6 +45,8 @@ def abstract(spec: PagedKvSpec, num_layers: int, num_blocks: int, block_size: in
 def logical_axes(kv: PagedKv) -> PagedKv:
     """The names of the axes of each array of a group's storage."""
     scale = () if isinstance(kv.k_scale, tuple) else SCALE_AXES
+    if kv.latent:
+        return kv.replace(k=AXES, k_scale=scale)
     return kv.replace(k=AXES, v=AXES, k_scale=scale, v_scale=scale)
 
 
