@@ -75,22 +75,27 @@ def read_config(path: Path) -> tuple[Family, RawConfig]:
             f"architectures={names!r} (model_type={values.get('model_type')!r}) in {file} "
             "does not name one model class; correct it."
         )
-    quantised = values.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ConfigError(
-            f"quantization_config with quant_method={method!r} in {file} is not supported; use the model's checkpoint "
-            "of plain weights, or a .gguf file."
-        )
     family = family_for(names[0], ARCHITECTURES)
+    _refuse_quantised(values, family, file)
     generation = directory / "generation_config.json"
-    raw = RawConfig(values, family.defaults, str(file))
+    raw = RawConfig(values | (values.get(family.text_config) or {}), family.defaults, str(file))
     extra = RawConfig(_read_json(generation) if generation.exists() else {}, {}, str(generation))
     vocab_size = raw.positive("vocab_size")
     stops = [stop for each in (raw, extra) for stop in each.token_ids("eos_token_id", vocab_size)]
     if stops:
         raw.values["eos_token_id"] = list(dict.fromkeys(stops))
     return family, raw
+
+
+def _refuse_quantised(values: Mapping[str, Any], family: Family, file: Path) -> None:
+    quantised = values.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+    if quantised and method not in family.quantised:
+        way_out = f"; of this model quant_method={' or '.join(family.quantised)} is read" if family.quantised else ""
+        raise ConfigError(
+            f"quantization_config with quant_method={method!r} in {file} is not supported; use the model's checkpoint "
+            f"of plain weights, or a .gguf file{way_out}."
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def _open_directory(path: Path) -> Checkpoint:
         config=description.config,
         specs=stored_specs(description.specs) if stored else description.specs,
         source=source,
-        ignored=family.ignored,
+        ignored=(*family.ignored, *description.ignored),
         tokenizer=lambda: Tokenizer.from_directory(path if path.is_dir() else path.parent),
         values=raw.values,
     )

@@ -30,7 +30,9 @@ class DecoderNames:
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    attention_out: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
     mixer_norm: str = "input_layernorm"
     mixer_post_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
@@ -100,7 +102,7 @@ def attention_specs(width: int, layer: AttentionConfig, names: DecoderNames, pre
     query, kv = Part(layer.num_heads, layer.head_dim), Part(layer.num_kv_heads, layer.head_dim)
     qkv = fused_specs(prefix, names.qkv, (query, kv, kv), width, names.qkv_bias, (axes.QKV, axes.HIDDEN))
     columns = query.units * query.width
-    out = linear_specs(prefix, "self_attn.o_proj", width, columns, names.out_bias, (axes.HIDDEN, axes.HEADS))
+    out = linear_specs(prefix, names.attention_out, width, columns, names.out_bias, (axes.HIDDEN, axes.HEADS))
     if names.qk_norm == "none":
         return AttentionLayerParams(qkv, out)
     over_heads = names.qk_norm == "full"
@@ -118,13 +120,12 @@ def attention_specs(width: int, layer: AttentionConfig, names: DecoderNames, pre
     return AttentionLayerParams(qkv, out, q_norm, k_norm)
 
 
-def mlp_specs(width: int, hidden: int, names: DecoderNames, prefix: str) -> MlpParams:
-    """Specs of a gated feed-forward layer's weights."""
+def mlp_specs(width: int, hidden: int, names: DecoderNames, prefix: str, gated: bool = True) -> MlpParams:
+    """Specs of a feed-forward layer's weights; without a gate `names.gate_up` has the up projection's name alone."""
+    parts = (Part(hidden, 1),) * (2 if gated else 1)
     return MlpParams(
-        gate_up=fused_specs(
-            prefix, names.gate_up, (Part(hidden, 1),) * 2, width, names.mlp_bias, (axes.GATE_UP, axes.HIDDEN)
-        ),
-        down=linear_specs(prefix, "mlp.down_proj", width, hidden, names.mlp_bias, (axes.HIDDEN, axes.FFN)),
+        gate_up=fused_specs(prefix, names.gate_up, parts, width, names.mlp_bias, (axes.GATE_UP, axes.HIDDEN)),
+        down=linear_specs(prefix, names.down, width, hidden, names.mlp_bias, (axes.HIDDEN, axes.FFN)),
     )
 
 

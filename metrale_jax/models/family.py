@@ -9,18 +9,20 @@ import numpy as np
 
 from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from metrale_jax.core.errors import ConfigError
-from metrale_jax.layers.mlp import ACTIVATIONS
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.rope_config import parse_rope, rope_params
+from pallas_kernels.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True)
 class Description:
-    """A model's config and the tree of its weights' specs."""
+    """A model's config and the tree of its weights' specs. `ignored` are patterns of tensors that this model does
+    without, beside the family's."""
 
     config: ModelConfig
     specs: DecoderParams
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,17 @@ class GgufRules:
 
 @dataclass(frozen=True)
 class Family:
-    """A plug-in: `defaults` are the config class's own for fields a file may leave out."""
+    """A plug-in: `defaults` are the config class's own for fields a file may leave out; `gguf` is None where no GGUF is
+    read, `quantised` lists the `quant_method`s whose files are, and `text_config` is the field under which files of a
+    model that also sees or hears keep the text's fields."""
 
     name: str
     describe: Callable[[RawConfig], Description]
     defaults: Mapping[str, Any]
-    gguf: GgufRules
+    gguf: GgufRules | None = None
+    quantised: tuple[str, ...] = ()
     ignored: tuple[str, ...] = field(default=(r".*rotary_emb\.inv_freq",))
+    text_config: str = ""
 
 
 def head_dim_of(raw: RawConfig) -> int:
@@ -56,7 +62,7 @@ def head_dim_of(raw: RawConfig) -> int:
     return width // heads
 
 
-def attention_config(raw: RawConfig, rope: RopeConfig, **changes) -> AttentionConfig:
+def attention_config(raw: RawConfig, rope: RopeConfig | None, **changes) -> AttentionConfig:
     """The attention of one layer from the common fields; `changes` replace window, softcap or scale."""
     heads, width = raw.positive("num_attention_heads"), head_dim_of(raw)
     kv_heads = raw.positive("num_key_value_heads") if raw.get("num_key_value_heads") is not None else heads
@@ -72,6 +78,11 @@ def attention_config(raw: RawConfig, rope: RopeConfig, **changes) -> AttentionCo
 def flat_rope(raw: RawConfig, default_theta: float = 10_000.0) -> RopeConfig:
     """The one rope of a family whose layers share it."""
     return parse_rope(raw, rope_params(raw), head_dim_of(raw), default_theta)
+
+
+def either(raw: RawConfig, *keys: str) -> str:
+    """The first of `keys` that the config has, the last if it has none of them."""
+    return next((key for key in keys if raw.get(key) is not None), keys[-1])
 
 
 def window_of(raw: RawConfig, key: str = "sliding_window") -> int:

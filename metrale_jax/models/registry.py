@@ -19,6 +19,22 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "Phi3ForCausalLM": "phi3",
         "Olmo2ForCausalLM": "olmo2",
         "GraniteForCausalLM": "granite",
+        "Mamba2ForCausalLM": "mamba2",
+        "NemotronHForCausalLM": "nemotron_h",
+        "BambaForCausalLM": "bamba",
+        "FalconH1ForCausalLM": "falcon_h1",
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+        "MixtralForCausalLM": "mixtral",
+        "GptOssForCausalLM": "gpt_oss",
+        "Glm4MoeForCausalLM": "glm4_moe",
+        "MiniMaxM2ForCausalLM": "minimax_m2",
+        "Qwen3NextForCausalLM": "qwen3_next",
+        "Qwen3_5ForCausalLM": "qwen3_5",
+        "Qwen3_5ForConditionalGeneration": "qwen3_5",
+        "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+        "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+        "OlmoHybridForCausalLM": "olmo_hybrid",
+        "KimiLinearForCausalLM": "kimi_linear",
     }
 )
 

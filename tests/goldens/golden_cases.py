@@ -66,7 +66,8 @@ def gemma3_rope(**full) -> dict:
 
 
 def case(name: str, family: str, config: dict, ablations: list[dict] = (), **options) -> dict:
-    """One case; options: `post` (a rewrite of config.json), `shard`, `crossings` (more greedy lengths), `stateful`."""
+    """One case; options: `post` (a rewrite of config.json), `shard`, `crossings` (more greedy lengths), `stateful`,
+    `lengths` (others than the usual ones; of their logits, which have to agree, the longest are kept)."""
     return {"name": name, "family": family, "config": config, "ablations": list(ablations), **options}
 
 
@@ -230,4 +231,4 @@ OTHER_CASES = [
     case("granite-bias", "granite", GRANITE | {"attention_bias": True, "mlp_bias": True}, GRANITE_ABLATIONS),
 ]
 
-CASES = LLAMA_CASES + QWEN_CASES + GEMMA_CASES + OTHER_CASES
+DENSE_CASES = LLAMA_CASES + QWEN_CASES + GEMMA_CASES + OTHER_CASES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the golden checkpoints of the dense families: `python tests/goldens/make_goldens.py [case ...]`.
+"""Write the golden checkpoints: `python tests/goldens/make_goldens.py [case ...]`.
 
 Each case becomes `tests/goldens/<case>/`: a float32 checkpoint as transformers saves it, and `golden.npz` with what
 transformers computes from it (eager attention, CPU, a freshly loaded model for each forward, because dynamic models
@@ -18,14 +18,24 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from golden_cases import BASE, CASES
+from delta_cases import DELTA_CASES
+from golden_cases import BASE, DENSE_CASES
+from hub_files import as_on_the_hub
+from moe_cases import MOE_CASES
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+CASES = DENSE_CASES + MOE_CASES + DELTA_CASES
 HERE = Path(__file__).resolve().parent
 LENGTHS = (1, 7, 33, 130)
 NEW_TOKENS = 20
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32}
 SEEDS = 400
 MIN_MARGIN = 1e-3
+MIN_ROUTER_MARGIN = 4e-6
+# Families whose states carry rounding from token to token, and what a part in ten million of each weight may do.
+RECURRENT = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear"}
+MOST_SENSITIVE = 5e-5
 CONFIG_CLASSES = {
     "llama": "LlamaConfig",
     "mistral": "MistralConfig",
@@ -36,6 +46,16 @@ CONFIG_CLASSES = {
     "phi3": "Phi3Config",
     "olmo2": "Olmo2Config",
     "granite": "GraniteConfig",
+    "qwen3_moe": "Qwen3MoeConfig",
+    "mixtral": "MixtralConfig",
+    "glm4_moe": "Glm4MoeConfig",
+    "minimax_m2": "MiniMaxM2Config",
+    "gpt_oss": "GptOssConfig",
+    "qwen3_next": "Qwen3NextConfig",
+    "qwen3_5": "Qwen3_5TextConfig",
+    "qwen3_5_moe": "Qwen3_5MoeTextConfig",
+    "olmo_hybrid": "OlmoHybridConfig",
+    "kimi_linear": "KimiLinearConfig",
 }
 
 
@@ -65,25 +85,42 @@ def make_config(case: dict, changes: dict | None = None):
 def fill(model: torch.nn.Module, family: str, seed: int) -> None:
     """Nothing; every parameter gets a random value that matters (see the README for the scales)."""
     generator = torch.Generator().manual_seed(seed)
-    neutral = 0.0 if family.startswith("gemma") else 1.0
+    neutral = 0.0 if family.startswith(("gemma", "qwen3_next", "qwen3_5")) else 1.0
     gains = {"q_proj": 1.6, "k_proj": 1.6, "qkv_proj": 1.6, "v_proj": 2.2, "o_proj": 2.2, "lm_head": 1.4}
+    if family in RECURRENT:
+        gains["lm_head"] = 0.8
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("bias"):
-                parameter.copy_(0.3 * noise)
+            if name.endswith(("bias", "sinks")):
+                parameter.copy_((1.0 if name.endswith("sinks") else 0.3) * noise)
+            elif name.endswith("A_log"):
+                parameter.copy_(noise - 1)
+            elif name.endswith("linear_attn.norm.weight"):
+                parameter.copy_(1 + 0.3 * noise)
             elif parameter.ndim == 1:
                 parameter.copy_(neutral + 0.3 * noise)
             elif "embed_tokens" in name:
                 parameter.copy_((0.12 if model.config.tie_word_embeddings else 0.25) * noise)
             else:
                 module = name.split(".")[-2]
-                parameter.copy_(gains.get(module, 1.5) / math.sqrt(parameter.shape[1]) * noise)
+                # Experts are [E, out, in], gpt-oss' [E, in, out].
+                fan_in = parameter.shape[1 if family == "gpt_oss" else -1]
+                parameter.copy_(gains.get(module, 1.5) / math.sqrt(fan_in) * noise)
+        for _, buffer in corrections(model):
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+
+
+def corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The buffers that move a router's choice."""
+    return [pair for pair in model.named_buffers() if pair[0].endswith("e_score_correction_bias")]
 
 
 def load(folder: Path):
     """A fresh model from a folder."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    packed = "quantization_config" in json.loads((folder / "config.json").read_text())
+    options = {"quantization_config": transformers.Mxfp4Config(dequantize=True)} if packed else {}
+    model = AutoModelForCausalLM.from_pretrained(folder, **EAGER, **options).eval()
     model.generation_config.eos_token_id = None
     return model
 
@@ -125,13 +162,17 @@ def rewrite_config(folder: Path, post: str) -> None:
             config["rope_local_base_freq"] = local["rope_theta"]
             config["sliding_window_pattern"] = 1 + config.pop("layer_types").index("full_attention")
         elif config["model_type"].startswith("qwen"):
-            config.pop("layer_types")
+            config.pop("layer_types", None)
+            if "num_local_experts" in config:
+                config["num_experts"] = config.pop("num_local_experts")
         config["rope_theta"] = rope.pop("rope_theta")
         if "partial_rotary_factor" in rope:
             config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         if "original_max_position_embeddings" in config:
             rope.pop("original_max_position_embeddings", None)
         rope_type = rope.pop("rope_type")
+        if post == "old_rotary_dim":
+            config["rotary_dim"] = int(config["head_dim"] * config.pop("partial_rotary_factor"))
         spelling = "type" if post == "old_type" else "rope_type"
         config["rope_scaling"] = None if rope_type == "default" else {spelling: rope_type, **rope}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -141,11 +182,61 @@ def write_checkpoint(case: dict, folder: Path, seed: int) -> torch.nn.Module:
     """The model that was saved to the folder."""
     shutil.rmtree(folder, ignore_errors=True)
     config = make_config(case)
-    config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config, **EAGER).eval()
     fill(model, case["family"], seed)
     model.save_pretrained(folder, max_shard_size=case.get("shard", "1GB"))
+    if case.get("mxfp4"):
+        pack_experts(folder, seed)
+        return load(folder)
     return model
+
+
+def pack_experts(folder: Path, seed: int) -> None:
+    """Nothing; the experts' weights in the folder are random MXFP4 blocks and scales, of about the same size."""
+    rng = np.random.default_rng(seed)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, columns, rows = tensors.pop(name).shape
+        size = (count, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.tensor(rng.integers(0, 256, (*size, 16)).astype(np.uint8))
+        middle = 127 + round(math.log2(0.6 / math.sqrt(columns)))
+        tensors[f"{name}_scales"] = torch.tensor(rng.integers(middle - 1, middle + 2, size).astype(np.uint8))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def check_routing(model, prompt: np.ndarray) -> None:
+    """Nothing, or `Rejected` if a token's last chosen expert is hardly better than the first that was not."""
+    margins = []
+
+    def look(router, inputs, outputs):
+        logits, _, chosen = outputs
+        scores = logits.float().sigmoid() if corrections(model) else logits.float().softmax(-1)
+        bias = inputs[1] if len(inputs) > 1 else getattr(router, "e_score_correction_bias", 0)
+        ranked = (scores + bias).sort(-1, descending=True).values
+        margins.append(float((ranked[:, chosen.shape[-1] - 1] - ranked[:, chosen.shape[-1]]).min()))
+
+    routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    hooks = [module.register_forward_hook(look) for module in routers]
+    forward(model, prompt)
+    for hook in hooks:
+        hook.remove()
+    least = min(margins, default=1.0)
+    require(least > MIN_ROUTER_MARGIN, f"a router's choice has a margin of {least:.6f}")
+
+
+def check_condition(folder: Path, prompt: np.ndarray, logits: np.ndarray) -> None:
+    """Nothing, or `Rejected` if rounding alone would move logits by as much as the tests let pass."""
+    for seed in range(3):
+        model, generator = load(folder), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=generator))
+        moved = np.abs(forward(model, prompt) - logits).max()
+        require(moved < MOST_SENSITIVE, f"a part in ten million of the weights moves logits by {moved:.6f}")
 
 
 def check_weights_matter(case: dict, model, prompt: np.ndarray, logits: np.ndarray) -> None:
@@ -159,10 +250,17 @@ def check_weights_matter(case: dict, model, prompt: np.ndarray, logits: np.ndarr
     model(torch.tensor(prompt[None].astype(np.int64)), use_cache=False).logits.square().mean().backward()
     for name, parameter in model.named_parameters():
         require(parameter.grad.abs().max() > 1e-4, f"{name} does not matter")
+        if ".experts." in name:
+            require(parameter.grad.abs().flatten(1).amax(1).min() > 1e-5, f"an expert of {name} does not matter")
+    for name, buffer in corrections(model):
+        kept = buffer.clone()
+        buffer.zero_()
+        moved = np.abs(forward(model, prompt)[-33:] - logits[-33:]).max()
+        buffer.copy_(kept)
+        require(moved > 1e-2, f"{name} moves logits by {moved:.4f} only")
     for changes in [{"rms_norm_eps": 1e-6}, *case["ablations"]]:
         config = make_config(case, changes)
-        config._attn_implementation = "eager"
-        other = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        other = AutoModelForCausalLM.from_config(config, **EAGER).eval()
         other.load_state_dict(model.state_dict())
         moved = np.abs(forward(other, prompt)[-1] - logits[-1]).max()
         limit = 0.1 if "sliding_window" in changes else 2e-3 if "rms_norm_eps" in changes else 1e-2
@@ -173,11 +271,18 @@ def compute(case: dict, folder: Path, prompt: np.ndarray) -> tuple[dict, float]:
     """The arrays of golden.npz and the least top-2 margin over all greedy runs, `Rejected` if that is too small."""
     arrays = {"prompt": prompt}
     margins = []
-    for length in LENGTHS:
+    lengths = case.get("lengths", LENGTHS)
+    least = 3 if "lengths" in case else 5  # of so many runs one is nearly always dull
+    for length in lengths:
         arrays[f"logits_{length}"] = forward(load(folder), prompt[:length])
-    for length in (*LENGTHS, *case.get("crossings", ())):
+    if "lengths" in case:
+        whole = arrays[f"logits_{max(lengths)}"]
+        for length in sorted(lengths)[:-1]:
+            moved = np.abs(arrays.pop(f"logits_{length}") - whole[:length]).max()
+            require(moved < 2e-5, f"logits_{length} are {moved:.6f} off those of the whole prompt")
+    for length in (*lengths, *case.get("crossings", ())):
         ids, margin = greedy(folder, prompt[:length])
-        require(len(set(ids.tolist())) >= 5, f"greedy_{length} repeats {sorted(set(ids.tolist()))}")
+        require(len(set(ids.tolist())) >= least, f"greedy_{length} repeats {sorted(set(ids.tolist()))}")
         uncached, uncached_margin = greedy(folder, prompt[:length], use_cache=False)
         margins += [margin, uncached_margin]
         require(min(margins) > MIN_MARGIN, f"greedy_{length} has a top-2 margin of {min(margins):.5f}")
@@ -193,19 +298,25 @@ def make_case(case: dict, seed: int) -> dict:
     """The row of cases.json for a case whose folder has been written."""
     folder = HERE / case["name"]
     model = write_checkpoint(case, folder, seed)
-    prompt = np.random.default_rng(seed).integers(3, model.config.vocab_size, max(LENGTHS)).astype(np.int32)
+    lengths = case.get("lengths", LENGTHS)
+    prompt = np.random.default_rng(seed).integers(3, model.config.vocab_size, max(lengths)).astype(np.int32)
     logits = forward(model, prompt)
     if "post" in case:
         rewrite_config(folder, case["post"])
+    if "hub" in case:
+        as_on_the_hub(case["family"], folder)
     assert (forward(load(folder), prompt) == logits).all(), f"{case['name']}: the written folder loads to other logits"
-    arrays, margin = compute(case, folder, prompt)
+    check_routing(model, prompt)
+    if case["family"] in RECURRENT:
+        check_condition(folder, prompt, logits)
     check_weights_matter(case, model, prompt, logits)
+    arrays, margin = compute(case, folder, prompt)
     if "copy_of" in case:
         original = np.load(HERE / case["copy_of"] / "golden.npz")
         same = all((original[name] == arrays[name]).all() for name in original)
         assert same, f"{case['name']} differs from {case['copy_of']}"
     np.savez_compressed(folder / "golden.npz", **arrays)
-    options = {key: case[key] for key in ("copy_of", "stateful", "crossings") if key in case}
+    options = {key: case[key] for key in ("copy_of", "stateful", "crossings", "lengths") if key in case}
     return {"name": case["name"], "family": case["family"], "seed": seed, "min_margin": round(margin, 5), **options}
 
 
