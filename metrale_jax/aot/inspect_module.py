@@ -3,8 +3,8 @@
 
 A scheduled module is explicit: where XLA cannot update a buffer in place it has inserted a `copy`. So a step is in
 place if the module aliases every pool output to its pool parameter, and if no instruction that gets a buffer of its
-own has a result as large as a pool array. Instructions inside a fusion have no buffers; a fusion's results do, unless
-their roots update one of its parameters.
+own has a result as large as a pool array that counts. Instructions inside a fusion have no buffers; a fusion's results
+do, unless their roots update one of its parameters.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ VIEWS = frozenset(
 UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 PURE_COPIES = frozenset({"copy", "copy-start", "transpose", "reshape"})
 NUM_COPIES_KEPT = 5
+# One part in so many of the pool: what is smaller, such as its slots' positions, may be copied.
+NEGLIGIBLE = 1000
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def inspect_module(text: str, pool: PoolArrays) -> Inspection:
         for instruction in module.scheduled()
         for size in own_buffers(module, instruction)
     ]
-    limit = min(pool.sizes)
+    limit = min(size for size in pool.sizes if size * NEGLIGIBLE >= sum(pool.sizes))
     copies = [f"{copy}, as large as a pool array" for copy in written if copy.num_bytes >= limit]
     pure = sorted((copy for copy in written if copy.opcode in PURE_COPIES), key=lambda copy: -copy.num_bytes)
     return Inspection((*_alias_problems(module, pool), *copies), tuple(pure[:NUM_COPIES_KEPT]))

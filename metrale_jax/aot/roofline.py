@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from metrale_jax.aot.budget import device_bytes
 from metrale_jax.aot.chips import Chip
+from metrale_jax.layers.registry import FEED_FORWARDS
 from metrale_jax.models.decoder import DecoderParams, Model
 from metrale_jax.sharding.rules import tensor_size
 from metrale_jax.state.registry import BY_BLOCK, BY_SLOT
@@ -65,9 +66,9 @@ def _work(model: Model, params: DecoderParams, tokens: int, rows: int, seen: lis
     size, config, layout = tensor_size(model.mesh), model.config, model.layout
     tied = isinstance(params.head, tuple)
     head = params.embed if tied else params.head
-    matrices = [leaf for leaf in jax.tree.leaves(params.layers) if len(leaf.shape) == 2]
     width = jnp.dtype(params.embed.dtype).itemsize
-    products = 2 * tokens * _elements(matrices) + 2 * rows * _elements([head])
+    used, weights = _weights_used(model, params, tokens)
+    products = 2 * tokens * used + 2 * rows * _elements([head])
     attended, read = 0, 0
     longest = max(seen) if sequences == 1 else None
     for layer, places in zip(config.layers, layout.placement, strict=True):
@@ -87,7 +88,7 @@ def _work(model: Model, params: DecoderParams, tokens: int, rows: int, seen: lis
     sums = 2 * len(config.layers) + (_elements([params.embed]) < prod(params.embed.shape))
     ring = (size - 1) / size
     link = ring * (2 * sums * tokens * config.hidden_dim * width + rows * config.vocab_size * 4)
-    weights = sum(map(device_bytes, jax.tree.leaves(params.layers))) + device_bytes(head)
+    weights += device_bytes(head)
     return Work(
         num_tokens=tokens,
         flops=products + attended,
@@ -95,6 +96,26 @@ def _work(model: Model, params: DecoderParams, tokens: int, rows: int, seen: lis
         kv_bytes=read,
         link_bytes=link,
     )
+
+
+def _weights_used(model: Model, params: DecoderParams, tokens: int) -> tuple[float, float]:
+    """The elements of matrices that each token is multiplied with, and the bytes of weights that so many tokens read.
+
+    Of weights that tokens choose shares of, a step reads as many shares as its tokens can choose at most.
+    """
+    used, read = 0.0, 0.0
+    for layer, weights in zip(model.config.layers, params.layers, strict=True):
+        leaves = jax.tree.leaves(weights)
+        used += _elements([leaf for leaf in leaves if len(leaf.shape) == 2])
+        read += sum(map(device_bytes, leaves))
+        kind = FEED_FORWARDS.get(type(layer.mlp))
+        if kind is not None and kind.chosen is not None:
+            linears, share = kind.chosen(weights.mlp, layer.mlp)
+            biases = jax.tree.leaves([linear.bias for linear in linears])
+            matrices = [linear.weight for linear in linears]
+            used += share * _elements(matrices) - _elements(biases)
+            read -= max(0.0, 1 - tokens * share) * sum(map(device_bytes, [*matrices, *biases]))
+    return used, read
 
 
 def _elements(leaves) -> int:

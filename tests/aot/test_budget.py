@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from metrale_jax.aot.budget import Budget, budget_of
 from metrale_jax.aot.chips import CHIPS
 from metrale_jax.aot.roofline import Work, decode_work, prefill_work
-from metrale_jax.aot.shapes import describe, model_for
+from metrale_jax.aot.shapes import ModelCase, describe, model_for
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.models.decoder import make_model
@@ -87,6 +87,40 @@ def test_a_chunk_reads_its_past_once_and_each_token_looks_back(qwen):
     head = 2 * 151936 * 4096
     layers = (work.flops - head - 4 * 36 * 32 * 128 * looked) / 512
     assert layers == pytest.approx(2 * (8.19e9 - 2 * 151936 * 4096), rel=1e-3)
+
+
+QWEN3_30B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize("tokens, experts", [(1, 8), (3, 24), (16, 128), (64, 128)])
+def test_a_step_reads_no_more_experts_than_its_tokens_can_choose(tokens, experts):
+    description = describe(ModelCase("qwen3-30b-a3b", QWEN3_30B, 1, 1))
+    model = make_model(description.config, "cuda", 16, StateFormats("bfloat16", "bfloat16"))
+    params = abstract_params(description.specs, "bfloat16")
+    work = decode_work(model, params, tokens, 1000)
+    expert, attention, router = 3 * 768 * 2048, 2 * 2048 * (32 + 4) * 128, 128 * 2048
+    head, norms = 151936 * 2048, 4 * 48 * (2 * 2048 + 2 * 128)
+    read = 2 * (48 * (experts * expert + attention + router) + head) + norms + 2 * tokens * 2048
+    assert work.weight_bytes == pytest.approx(read, rel=1e-6)
+    # Each token goes through eight experts, however many a step reads.
+    attended = 4 * 48 * 32 * 128 * 1000
+    assert work.flops == tokens * (2 * (48 * (8 * expert + attention + router) + head) + attended)
 
 
 def test_a_window_bounds_what_is_read():

@@ -168,6 +168,16 @@ def test_a_cell_of_each_kind_gives_the_solo_answer_on_layers_of_a_real_model(sce
     check(*scenes(SMOLLM2, num_layers=2), quick, record_property)
 
 
+@pytest.mark.parametrize("name", ["glm4-moe", pytest.param("gpt-oss", marks=pytest.mark.slow)])
+def test_a_cell_of_each_kind_gives_the_solo_answer_on_a_mixture_of_experts(scenes, record_property, name):
+    quick = [
+        Cell("cold", 16, company=True, tight=False, sampled=True),
+        Cell("warm", 64, company=True, tight=True, sampled=False),
+        Cell("shared", LONG.prefill_tokens, company=False, tight=False, sampled=True),
+    ]
+    check(*scenes(name), quick, record_property)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("warmth", WARMTHS)
