@@ -24,7 +24,12 @@ from pallas_kernels.dispatch import PLATFORMS, Implementation, choose
 from pallas_kernels.state_rows import StateRows
 
 _HERE = "pallas_kernels.gated_delta"
-IMPLEMENTATIONS = (Implementation("xla", PLATFORMS, f"{_HERE}.xla:delta_rows"),)
+_TRITON = Implementation("triton", ("cuda",), f"{_HERE}.triton:delta_rows", f"{_HERE}.triton:supports")
+IMPLEMENTATIONS = (
+    _TRITON,
+    Implementation("xla", PLATFORMS, f"{_HERE}.xla:delta_rows"),
+    _TRITON.interpreted,
+)
 RAGGED_IMPLEMENTATIONS = (
     Implementation("cpu", ("cpu",), f"{_HERE}.cpu:delta_ragged"),
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:delta_ragged"),
@@ -68,7 +73,8 @@ def delta_rows(
         raise ValueError(
             f"rows of {q.shape[1]} tokens leave more pending than the {most} that a slot holds; draft fewer."
         )
-    run = choose("gated_delta", IMPLEMENTATIONS, platform, impl)
+    facts = {"rows": matrix.shape[3], "tokens": most + q.shape[1], "dtype": matrix.dtype.name, "codes": matrix.size}
+    run = choose("gated_delta", IMPLEMENTATIONS, platform, impl, **facts)
     return run(q, tokens, matrix, pending, layer, rows)
 
 

@@ -12,7 +12,6 @@ from metrale_jax.generate import first_state
 from metrale_jax.models.decoder import make_model
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.state.formats import StateFormats
-from metrale_jax.state.pool import make_pool
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.home import row_major
 from tests.conftest import nan_fill
@@ -34,7 +33,7 @@ class Hybrid:
         self.logits = golden.data["logits_300"]
 
     def pool(self):
-        return make_pool(self.layout, (ROWS * WIDTH + 1,) * len(self.layout.groups), nan_fill, SLOTS)
+        return self.steps.make_pool((ROWS * WIDTH + 1,) * len(self.layout.groups), nan_fill, SLOTS)
 
     def sequence(self, place: int = 0, slot: int = 1):
         """A sequence that has run nothing, in blocks of its own and in a slot."""

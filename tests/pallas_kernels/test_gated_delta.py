@@ -94,12 +94,12 @@ class Problem:
         assert not np.asarray(out[count:]).any()
         self.assert_matrix(matrix, want_matrix, self.ragged)
 
-    def assert_rows_are_right(self):
+    def assert_rows_are_right(self, impl="auto"):
         case, width = self.case, self.rows_q.shape[1]
         lens = tuple(min(length, width) for length in case.query_lens)
         rows = state_rows(case.starts, lens, case.num_pending, width)
         arguments = (self.rows_q, self.rows, self.matrix, self.pending, LAYER, rows)
-        out, matrix, pending = run_rows(*arguments, platform="cpu")
+        out, matrix, pending = run_rows(*arguments, platform="cpu", impl=impl)
         want, want_matrix, want_pending = reference.delta_rows(*arguments)
         used = np.asarray(lens) > 0
         self.assert_close(out[used], want[used])
@@ -125,9 +125,10 @@ def test_ragged_rows_agree_with_the_reference(case, impl):
     Problem(case, num_padding=5).assert_ragged_is_right(impl)
 
 
+@pytest.mark.parametrize("impl", ["auto", "triton-interpreted"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equal_rows_agree_with_the_reference(case):
-    Problem(case).assert_rows_are_right()
+def test_equal_rows_agree_with_the_reference(case, impl):
+    Problem(case).assert_rows_are_right(impl)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
