@@ -14,16 +14,14 @@ from pallas_kernels.activations import Activation
 from pallas_kernels.dispatch import PLATFORMS, Implementation, choose
 
 _HERE = "pallas_kernels.grouped_matmul"
+_TRITON = Implementation("triton", ("cuda",), f"{_HERE}.triton:matmul", f"{_HERE}.triton:supports")
+_MOSAIC = Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:matmul", f"{_HERE}.mosaic_tpu:supports")
 IMPLEMENTATIONS = (
-    Implementation("triton", ("cuda",), f"{_HERE}.triton:matmul", f"{_HERE}.triton:supports"),
+    _TRITON,
+    _MOSAIC,
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:matmul"),
-    Implementation(
-        "triton-interpreted",
-        ("cpu",),
-        f"{_HERE}.triton:matmul_interpreted",
-        f"{_HERE}.triton:supports",
-        by_name_only=("cpu",),
-    ),
+    _TRITON.interpreted,
+    _MOSAIC.interpreted,
 )
 
 
@@ -43,10 +41,15 @@ def grouped_matmul(
     gated one takes the gate's rows from the first half of a weight and up's from the second, `Fo = F / 2`. Raises
     `DispatchError` if the platform has no implementation, or the one named by `impl` declines.
     """
-    num_experts, width, _ = weights.shape
+    num_experts, width, depth = weights.shape
     assert group_sizes.shape == (num_experts,), f"{group_sizes.shape} sizes for {num_experts} groups"
     assert not (activation and activation.gated and width % 2), f"a gated activation of {width} outputs has no halves"
-    num_bytes = weights.size * weights.dtype.itemsize
-    facts = {"dtype": x.dtype, "weight_dtype": weights.dtype, "weight_bytes": num_bytes}
+    facts = {
+        "dtype": x.dtype,
+        "weight_dtype": weights.dtype,
+        "weight_bytes": weights.size * weights.dtype.itemsize,
+        "depth": depth,
+        "out_width": width // 2 if activation and activation.gated else width,
+    }
     matmul = choose("grouped_matmul", IMPLEMENTATIONS, platform, impl, **facts)
     return matmul(x, weights, group_sizes, bias, activation)

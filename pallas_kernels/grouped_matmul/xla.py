@@ -3,6 +3,10 @@
 
 An expert that no row chose has no tile, so that its weight is not read. Tiles run in the order of the rows: what one
 computes past the end of its group is overwritten by the next.
+
+XLA's `ragged_dot` is no base for it: on CPU and GPU it is one product of all rows with all experts (32 rows of 32
+experts of 1536 by 1024 took 476 ms on two busy cores, this loop 45), for a GPU it also copies the weights, and for a
+TPU it does so unless they lie turned round.
 """
 
 from typing import Any

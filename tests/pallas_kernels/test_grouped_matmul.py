@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every case against the reference, with NaN in the weights of empty groups and in rows that belong to none."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,18 @@ def test_groups_agree_with_the_reference(case, dtype):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_programs_of_the_gpu_agree_with_the_reference(case):
     Problem(case).assert_is_right("triton-interpreted")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_programs_of_the_tpu_agree_with_the_reference(case, dtype):
+    halves = 2 if case.activation and case.activation.gated else 1
+    Problem(replace(case, width=256 * halves, depth=128), dtype).assert_is_right("mosaic_tpu-interpreted")
+
+
+def test_programs_of_the_tpu_decline_what_their_tiles_do_not_divide():
+    with pytest.raises(DispatchError, match="inputs or outputs of 36 are no multiple of 128"):
+        Problem(CASES[0]).result("mosaic_tpu-interpreted")
 
 
 def test_programs_of_the_gpu_in_bfloat16_too():
