@@ -89,6 +89,9 @@ def add_plan(commands: Any, epilog: str) -> None:
     sub.add_argument("--prefill-tokens", type=int, default=512, metavar="T", help="of a prefill step; default 512")
     platforms = ", ".join(f"{count} on {platform}" for platform, count in BLOCK_TOKENS.items())
     sub.add_argument("--block-size", type=int, metavar="B", help=f"tokens a block; default {platforms}")
+    sub.add_argument(
+        "--snapshot-mib", type=int, metavar="M", help="for recurrent states that are kept; as LLM takes it"
+    )
     sub.add_argument("--compile", type=Path, metavar="FILE", help="write all programs, for LLM(executables=FILE)")
     sub.add_argument("--plot", type=Path, metavar="PNG", help="draw memory by use and tokens/s against batch size")
     sub.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -146,7 +149,7 @@ def make_plan(name: str, prepared: Prepared, ask: Ask, whole: bool, progress: Pr
     """The plan; `whole` compiles every program and not only the hungriest."""
     model, params, target = prepared.model, prepared.params, prepared.target
     capacity = target.chip.usable_memory
-    bare = budget_of(model, params, capacity, 0)
+    bare = budget_of(model, params, capacity, 0, prepared.config.num_snapshots)
     if bare.room <= 0:
         workspace = Workspace(refusal="the weights alone do not fit, so nothing was compiled")
     else:
@@ -210,7 +213,8 @@ def _engine(arguments: argparse.Namespace, model: Model) -> EngineConfig:
         max_sequences=arguments.max_seqs,
         prefill_tokens=arguments.prefill_tokens,
         block_size=layout.block_size,
-        kv_cache_mib=ceil_div(blocks * layout.block_bytes, MIB),
+        kv_cache_mib=max(1, ceil_div(blocks * layout.block_bytes, MIB)),
+        snapshot_mib=arguments.snapshot_mib,
     )
     return engine_config(options, model)
 
@@ -232,7 +236,7 @@ def _archived(path: Path, prepared: Prepared) -> tuple[int, int]:
     """Bytes and programs of the archive that was written."""
     steps, config = prepared.steps, prepared.config
     num_blocks = (blocks_for(steps.model.layout, config),) * len(steps.model.layout.groups)
-    num_slots = config.max_sequences + 1
+    num_slots = make_shape_plan(config, len(steps.model.config.eos_token_ids)).pool_slots
     pool = steps.pool_program(num_blocks, num_slots=num_slots).lower().compile()
     programs = {**steps.programs(), pool_key(num_blocks, num_slots): pool}
     purpose = purpose_of(steps, prepared.params, config, prepared.target.chip.kind)

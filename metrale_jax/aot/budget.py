@@ -17,8 +17,9 @@ from pallas_kernels.storage import Gap, served_count
 @dataclass(frozen=True)
 class Budget:
     """Bytes on one device: `capacity` that programs can have, `weights`, one `block` of every group of layers as it
-    lies in memory, `block_data` of it what is no padding, one recurrent `slot`, and the `workspace` of the largest
-    program. `gaps` are the counts of blocks that no kernel can address (see `storage.served_count`)."""
+    lies in memory, `block_data` of it what is no padding, one recurrent `slot`, of which `num_snapshots` are for states
+    that are kept for later prompts, and the `workspace` of the largest program. `gaps` are the counts of blocks that no
+    kernel can address (see `storage.served_count`)."""
 
     capacity: int
     weights: int
@@ -28,6 +29,7 @@ class Budget:
     workspace: int
     block_size: int
     gaps: tuple[Gap, ...] = ()
+    num_snapshots: int = 0
 
     def needed_blocks(self, num_sequences: int, context: int) -> int:
         """Blocks that so many sequences of `context` tokens can hold at once, as the engine counts them."""
@@ -55,8 +57,13 @@ class Budget:
 
     @property
     def room(self) -> int:
-        """Bytes that weights and workspace leave; less than nothing if they do not fit."""
-        return self.capacity - self.weights - self.workspace
+        """Bytes that weights, workspace and kept states leave; less than nothing if they do not fit."""
+        return self.capacity - self.weights - self.workspace - self.kept
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the states that are kept for later prompts."""
+        return self.num_snapshots * self.slot
 
     def fits(self, num_sequences: int, context: int) -> bool:
         """Whether weights, workspace and the blocks of so many sequences fit."""
@@ -79,7 +86,7 @@ class Budget:
         return served_count(most, most, self.gaps)
 
 
-def budget_of(model: Model, params: DecoderParams, capacity: int, workspace: int) -> Budget:
+def budget_of(model: Model, params: DecoderParams, capacity: int, workspace: int, num_snapshots: int = 0) -> Budget:
     """The budget of a model whose `params` are shapes with shardings."""
     layout, size = model.layout, tensor_size(model.mesh)
     return Budget(
@@ -91,6 +98,7 @@ def budget_of(model: Model, params: DecoderParams, capacity: int, workspace: int
         workspace=workspace,
         block_size=layout.block_size,
         gaps=layout.gaps,
+        num_snapshots=num_snapshots,
     )
 
 

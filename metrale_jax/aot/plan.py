@@ -54,6 +54,11 @@ class Plan:
         return ceil_div(self.budget.num_blocks(ask.num_sequences, ask.context) * self.pool_block, MIB)
 
     @property
+    def snapshot_mib(self) -> int:
+        """What `LLM` is to be given for states that are kept; every device has all of each."""
+        return ceil_div(self.budget.kept, MIB)
+
+    @property
     def pool_block(self) -> int:
         """Bytes of a block over all devices."""
         return self.budget.block * self.num_devices
@@ -70,6 +75,8 @@ class Plan:
             "dtype": self.dtype,
             "kv_dtype": self.kv_format,
         }
+        if self.budget.slot:
+            options["snapshot_mib"] = self.snapshot_mib
         if self.attention != "auto":
             options["attention"] = self.attention
         return options if self.num_devices == 1 else {**options, "tensor_parallel": self.num_devices}
@@ -93,6 +100,7 @@ class Plan:
                 "weights": budget.weights,
                 "kv_blocks": budget.pool(ask.num_sequences, ask.context) - (ask.num_sequences + 1) * budget.slot,
                 "recurrent_slots": (ask.num_sequences + 1) * budget.slot,
+                "snapshots": budget.kept,
                 "workspace": budget.workspace,
             },
             "kv_block_bytes_per_device": budget.block,
@@ -115,11 +123,11 @@ class Plan:
         idle = f"; {self.idle_devices} of the devices stay idle" if self.idle_devices else ""
         yield "mesh", f"data 1, expert 1, tensor {self.num_devices}{idle}"
         yield "weights", f"{size(budget.weights)}{each}"
-        needed = budget.needed_blocks(ask.num_sequences, ask.context)
+        needed, kv = budget.needed_blocks(ask.num_sequences, ask.context), size(blocks * budget.block)
         yield (
             "KV blocks",
             (
-                f"{size(pool)}{each}: {blocks:,} blocks of {budget.block_size} tokens, {size(budget.block)} each, for "
+                f"{kv}{each}: {blocks:,} blocks of {budget.block_size} tokens, {size(budget.block)} each, for "
                 f"{ask.num_sequences} sequences of {ask.context:,} tokens"
             ),
         )
@@ -128,7 +136,15 @@ class Plan:
             yield "", f"memory pads a block of {size(budget.block_data)} to tiles, {times:.3g} times as much"
         if blocks > needed:
             yield "", f"{needed:,} blocks are needed, of which kernels cannot address the arrays; more they can"
-        yield "recurrent slots", f"{size((ask.num_sequences + 1) * budget.slot)}: no layer of this model keeps one"
+        slots = f"{size((ask.num_sequences + 1) * budget.slot)}{each}: "
+        if not budget.slot:
+            yield "recurrent slots", f"{slots}no layer of this model keeps one"
+        else:
+            yield (
+                "recurrent slots",
+                f"{slots}{ask.num_sequences} sequences' and one of padding, {size(budget.slot)} each",
+            )
+            yield "snapshots", f"{size(budget.kept)}{each}: {budget.num_snapshots} states kept for later prompts"
         yield from self._fit(pool)
         if chip.flops:
             yield from _step_lines("decode step", self.decode, chip)
@@ -145,7 +161,7 @@ class Plan:
             yield "fits", "no"
             return
         yield "workspace", f"{size(budget.workspace)}, asked for by {self.workspace.largest} as compiled at full depth"
-        total = budget.weights + pool + budget.workspace
+        total = budget.weights + pool + budget.kept + budget.workspace
         yield "fits", f"{self._verdict()}: {size(total)} of {size(budget.capacity)}"
         batch = budget.max_sequences(ask.context)
         yield "largest batch", f"{batch} sequences of {ask.context:,} tokens, with this workspace"
