@@ -16,17 +16,8 @@ from pallas_kernels.dispatch import PLATFORMS, Implementation, choose
 from pallas_kernels.state_rows import StateRows
 
 _HERE = "pallas_kernels.ssd"
-IMPLEMENTATIONS = (
-    Implementation("triton", ("cuda",), f"{_HERE}.triton:take_rows", f"{_HERE}.triton:supports"),
-    Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_rows"),
-    Implementation(
-        "triton-interpreted",
-        ("cpu",),
-        f"{_HERE}.triton:take_rows_interpreted",
-        f"{_HERE}.triton:supports",
-        by_name_only=("cpu",),
-    ),
-)
+_TRITON = Implementation("triton", ("cuda",), f"{_HERE}.triton:take_rows", f"{_HERE}.triton:supports")
+IMPLEMENTATIONS = (_TRITON, Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_rows"), _TRITON.interpreted)
 RAGGED_IMPLEMENTATIONS = (Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_ragged"),)
 
 
