@@ -274,6 +274,22 @@ def test_a_plot_is_drawn(tmp_path, capsys):
     assert status == 0 and path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("name, has_pages", [("qwen3-next-dense", True), ("mamba2", False)])
+def test_a_plan_counts_recurrent_slots_and_the_states_that_are_kept(name, has_pages, capsys):
+    arguments = [str(GOLDENS / name), "--target", "cpu", *SIZES, "--snapshot-mib", "1", "--quiet"]
+    status, out, err = plan([*arguments, "--json"], capsys)
+    found = json.loads(out)
+    assert status == 0, err
+    held = found["bytes_per_device"]
+    slot = held["recurrent_slots"] // 5
+    assert slot > 0 and held["recurrent_slots"] == 5 * slot, "four sequences and the slot of padding"
+    assert 0 < held["snapshots"] <= 1 << 20 and held["snapshots"] % slot == 0
+    assert (held["kv_blocks"] > 0) == has_pages
+    llm = LLM(GOLDENS / name, **found["options"])
+    assert llm.stats().num_snapshots == held["snapshots"] // slot
+    assert "states kept for later prompts" in plan(arguments, capsys)[1]
+
+
 def test_every_platform_has_blocks_of_its_own_size():
     assert set(BLOCK_TOKENS) == set(PLATFORMS)
     assert [chosen_block_size(None, name) for name in ("cpu", "cuda", "tpu")] == [16, 16, 64]

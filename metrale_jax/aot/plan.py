@@ -51,7 +51,7 @@ class Plan:
     def kv_cache_mib(self) -> int:
         """The pool that `LLM` is to be given, over all devices."""
         ask = self.ask
-        return ceil_div(self.budget.num_blocks(ask.num_sequences, ask.context) * self.pool_block, MIB)
+        return max(1, ceil_div(self.budget.num_blocks(ask.num_sequences, ask.context) * self.pool_block, MIB))
 
     @property
     def snapshot_mib(self) -> int:
