@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test runs under: checked shapes, strict dtypes, NaN in memory that nothing may read."""
 
+import os
 from pathlib import Path
 
 from jaxtyping import install_import_hook
@@ -31,6 +32,16 @@ GOLDENS = Path(__file__).parent / "goldens"
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "allow")
 jax.config.update("jax_platforms", "cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Many tests run the same small programs: the workers of one run compile each of them once."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    jax.config.update("jax_compilation_cache_dir", str(shared / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def nan_fill(spec: jax.ShapeDtypeStruct) -> jax.Array:
