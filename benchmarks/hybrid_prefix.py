@@ -35,7 +35,7 @@ from metrale_jax.steps.build import Steps
 from metrale_jax.steps.home import row_major
 
 SHARED, OWN = 1500, 50
-CONVERSATIONS, TURNS, SYSTEM, ASKED, ANSWERED = 20, 5, 200, 40, 48
+CONVERSATIONS, TURNS, SYSTEM, ASKED = 20, 5, 200, 40
 SIZES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 512},
     "200m": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "vocab_size": 32000},
@@ -157,7 +157,7 @@ def first_tokens(bench: Bench, rng: np.random.Generator, rounds: int) -> dict:
     }
 
 
-def replay(bench: Bench, policy: SnapshotPolicy | None, seed: int) -> dict:
+def replay(bench: Bench, policy: SnapshotPolicy | None, seed: int, answered_tokens: int) -> dict:
     """Hit rate and first-token times of conversations that take turns: each asks with all that was said before."""
     rng, engine = np.random.default_rng(seed), bench.engine(policy)
     vocab = bench.steps.model.config.vocab_size
@@ -168,7 +168,7 @@ def replay(bench: Bench, policy: SnapshotPolicy | None, seed: int) -> dict:
     for _ in range(TURNS):
         for index in range(CONVERSATIONS):
             said[index] += rng.integers(0, vocab, ASKED).tolist()
-            [request] = answered(engine, [said[index]], ANSWERED)
+            [request] = answered(engine, [said[index]], answered_tokens)
             times.append(1000 * request.metrics().first_token_s)
             outputs.append(list(request.output))
             said[index] += request.output
@@ -185,16 +185,17 @@ def replay(bench: Bench, policy: SnapshotPolicy | None, seed: int) -> dict:
     }
 
 
-def measured(size: str, rounds: int) -> dict:
+def measured(size: str, rounds: int, answered_tokens: int) -> dict:
     """All figures of one model. The answers must not depend on the policy."""
     bench = Bench(size)
     rng = np.random.default_rng(7)
     found = {
         "parameters": num_parameters(bench.params),
         "bytes_per_snapshot": bench.steps.model.layout.bytes_per_slot,
+        "answered_tokens": answered_tokens,
         "shared_prefix": first_tokens(bench, rng, rounds),
     }
-    replays = {name: replay(bench, policy, 11) for name, policy in POLICIES.items()}
+    replays = {name: replay(bench, policy, 11, answered_tokens) for name, policy in POLICIES.items()}
     outputs = [one.pop("outputs") for one in replays.values()]
     found["same_answers"] = all(one == outputs[0] for one in outputs)
     return found | {"conversations": replays}
@@ -227,9 +228,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", action="append", choices=list(SIZES), help="may be repeated; both by default")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--answered", type=int, default=48, help="tokens of each answer in a conversation")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    results = {size: measured(size, options.rounds) for size in options.size or list(SIZES)}
+    results = {size: measured(size, options.rounds, options.answered) for size in options.size or list(SIZES)}
     print(table(results))
     if options.output:
         options.output.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1) + "\n")
