@@ -33,6 +33,7 @@ from metrale_jax.llm_config import (
     engine_config,
     llm_config,
     lower_tier,
+    path_of,
     run_options,
     warn_of_a_cold_cache,
 )
@@ -75,12 +76,11 @@ class LLM:
         self._progress = TerminalProgress() if progress else silent
         if self.config.compile_cache is not None:
             use_compile_cache(Path(self.config.compile_cache))
-        cache_dir, executables = self.config.cache_dir, self.config.executables
-        self._archive = None if executables is None else Archive(Path(executables))
+        self._archive = Archive(path_of(self.config.executables)) if self.config.executables else None
         self.loaded: LoadedModel = load_model(
             str(model),
             run_options(self.config),
-            None if cache_dir is None else Path(cache_dir),
+            path_of(self.config.cache_dir),
             devices_for(device, self.config.tensor_parallel),
             self._progress,
             self._compile_first,
@@ -91,7 +91,8 @@ class LLM:
         steps.on_compile = self._compiling
         tier = lower_tier(self.config, steps.model.layout, lambda: self._identity)
         settings = self._engine_config(steps)
-        self.engine = make_engine(steps, self.loaded.params, settings, on_finish=on_finish, tier=tier)
+        places = {"tier": tier, "swap_directory": path_of(self.config.swap_dir)}
+        self.engine = make_engine(steps, self.loaded.params, settings, on_finish=on_finish, **places)
         self._lock = RLock()
         self._forgotten: deque[Answer] = deque()
         self._rules = RuleCompiler(lambda: self.tokenizer, self.loaded.config.vocab_size, self.loaded.eos_token_ids)

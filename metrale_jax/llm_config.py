@@ -33,14 +33,14 @@ class LLMConfig:
     `kv_dtype`, `state_dtype`, `block_size` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt
     plus answer, by default the model's own limit or what the KV pool of `kv_cache_mib` holds. `snapshot_mib` is for the
     states that a model with recurrent layers keeps for later prompts, by default as much as for keys and values.
-    `swap_mib` of the host's memory are for what requests hold that have to make room for others; without it they are
-    run again. Of kept prefixes that have to make room in the pool, `host_cache_mib` stay in the host's memory and
-    `disk_cache_mib` in files of the directory `disk_cache`, where they are found again after a restart; models with
-    sliding windows do without. `compile_cache` is a directory that keeps compiled programs across processes,
-    `cache_dir` one for models that must be assembled. `request_log` is a file to which each request that ends adds a
-    line of JSON ("-" for stderr; see `RequestLog`). `executables` is an archive of programs that `metrale-jax plan
-    --compile` wrote: load only your own, for it is code. `tensor_parallel` devices share the model. The rest is as in
-    `EngineConfig`.
+    `swap_mib` of the host's memory are for what requests hold that have to make room for others, and files below
+    `swap_dir` for what does not fit there; without either they are run again. Of kept prefixes that have to make room
+    in the pool, `host_cache_mib` stay in the host's memory and `disk_cache_mib` in files of the directory `disk_cache`,
+    where they are found again after a restart; models with sliding windows do without. `compile_cache` is a directory
+    that keeps compiled programs across processes, `cache_dir` one for models that must be assembled. `request_log` is a
+    file to which each request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). `executables` is an
+    archive of programs that `metrale-jax plan --compile` wrote: load only your own, for it is code. `tensor_parallel`
+    devices share the model. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -53,6 +53,7 @@ class LLMConfig:
     kv_cache_mib: int = 192
     snapshot_mib: int | None = None
     swap_mib: int = 0
+    swap_dir: str | Path | None = None
     host_cache_mib: int = 0
     disk_cache: str | Path | None = None
     disk_cache_mib: int = 1024
@@ -102,6 +103,11 @@ def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) 
         prefix_cache=config.prefix_cache,
         swap_bytes=(config.swap_mib or 0) << 20,
     )
+
+
+def path_of(option: str | Path | None) -> Path | None:
+    """The option as a path."""
+    return None if option is None else Path(option)
 
 
 def snapshot_count(config: LLMConfig, layout: PoolLayout) -> int:

@@ -151,10 +151,15 @@ def test_a_damaged_file_is_refused(loaded, tmp_path):
     assert not llm.step(), "nothing of them is left in the engine"
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_swapped_answers_are_those_that_ran_alone(name, loaded):
-    llm = loaded(name, swap_mib=8)
-    narrow = LLM(GOLDENS / name, **OPTIONS | {"kv_cache_mib": 1, "swap_mib": 8, "max_context_tokens": 96})
+@pytest.mark.parametrize("where", ["memory", "files", "both", "full disk", "damaged files"])
+def test_swapped_answers_are_those_that_ran_alone(where, loaded, tmp_path, monkeypatch, caplog):
+    name = "gemma2" if where in ("memory", "both") else "llama-default"
+    places = {"memory": {"swap_mib": 8}, "both": {"swap_mib": 0, "swap_dir": tmp_path}}
+    narrow = LLM(GOLDENS / name, **OPTIONS | places.get(where, {"swap_dir": tmp_path}))
+    if where == "full disk":
+        monkeypatch.setattr("metrale_jax.engine.saved.write_saved", refused)
+    if where == "damaged files":
+        monkeypatch.setattr("metrale_jax.engine.saved.read_saved", lambda path: ({}, [np.zeros(3)]))
     prompts = [[3 + (i * 7 + j) % 100 for j in range(30 + i)] for i in range(6)]
     params = [SamplingParams(temperature=0.8, seed=i, max_tokens=40, ignore_eos=True) for i in range(6)]
     memory = narrow.engine.memory
@@ -163,7 +168,20 @@ def test_swapped_answers_are_those_that_ran_alone(name, loaded):
     for allocator, blocks in zip(memory.allocators, spare, strict=True):
         allocator.release(blocks)
     stats = narrow.stats()
-    assert stats.num_swaps == stats.num_preemptions > 0 and stats.swapped_bytes == 0
+    assert stats.num_preemptions > 0 and stats.swapped_bytes == 0
+    assert stats.num_swaps == (0 if where == "full disk" else stats.num_preemptions)
+    assert ("run again" in caplog.text) == (where == "full disk")
+    assert not list(tmp_path.rglob("*.safetensors")), "what came back leaves no file"
     assert sum(result.metrics.num_preemptions for result in results) == stats.num_preemptions
     for prompt, one, result in zip(prompts, params, results, strict=True):
-        assert result.token_ids == llm.generate([prompt], one)[0].token_ids
+        assert result.token_ids == loaded(name).generate([prompt], one)[0].token_ids
+
+
+def refused(path, header, arrays):
+    raise ConfigError(f"state file {str(path)!r} cannot be written (no space); name another file.")
+
+
+def test_a_swap_directory_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"swap directory .*file"):
+        LLM(GOLDENS / "llama-default", **OPTIONS, swap_dir=tmp_path / "file")

@@ -188,6 +188,11 @@ class Device:
         return _as_tree(([part] * -(-num_blocks // PART), slot), arrays)
 
     @staticmethod
+    def arrays_of(content: Any) -> list[np.ndarray]:
+        """The arrays of what was fetched, in the order in which `as_state` takes them."""
+        return jax.tree.leaves(content)
+
+    @staticmethod
     def split_blocks(parts: Sequence[Any], count: int) -> list[list[np.ndarray]]:
         """The arrays of each of `count` blocks, of what `read_blocks` gave."""
         leaves = [jax.tree.leaves(part) for part in parts]

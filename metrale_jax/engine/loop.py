@@ -233,7 +233,7 @@ class Engine:
         if victim is not None:
             victim.num_preemptions += 1
             self.counters.num_preemptions += 1
-            saved = moves.saved_state(self, victim) if self.roster.memory.swap.max_bytes else None
+            saved = moves.saved_state(self, victim) if self.roster.memory.swap.takes_any else None
             if victim.lease is None:
                 return  # the pool was lost, and all were sent back
             self.roster.requeue(victim)

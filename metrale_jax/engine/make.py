@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from metrale_jax.core.config import rope_regime
 from metrale_jax.engine.admission import Limits
@@ -12,6 +13,7 @@ from metrale_jax.engine.device import Device
 from metrale_jax.engine.hooks import Hook, ignore
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
+from metrale_jax.engine.saved import SwapFiles, SwapSpace
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.engine.snapshots import Snapshots
 from metrale_jax.engine.spill import Spill
@@ -30,9 +32,11 @@ def make_engine(
     shapes: ShapePlan | None = None,
     on_finish: Hook = ignore,
     tier: Tier | None = None,
+    swap_directory: Path | None = None,
 ) -> Engine:
     """An idle engine with a pool of its own; `fill` makes the pool's arrays (tests pass NaN). What the pool gives up of
-    kept prefixes goes to `tier`, if there is one and no layer has a sliding window."""
+    kept prefixes goes to `tier`, if there is one and no layer has a sliding window. What preempted requests hold, and
+    `swap_bytes` have no room for, goes to files below `swap_directory`."""
     model = steps.model
     shapes = shapes or make_shape_plan(config, len(model.config.eos_token_ids))
     num_blocks = blocks_for(model.layout, config)
@@ -58,6 +62,8 @@ def make_engine(
         recompute_len=model.config.recompute_len,
     )
     device = Device(steps, params, num_blocks, shapes, fill)
+    if swap_directory is not None:
+        memory.swap = SwapSpace(config.swap_bytes, SwapFiles(swap_directory, device))
     if tier is not None and config.prefix_cache and not any(windows):
         memory.attach(Spill(tier, device, config.block_size, bool(model.layout.slot_groups)))
     return Engine(device, memory, shapes, limits, clock, on_finish)

@@ -123,10 +123,10 @@ class Memory:
 
     def returned(self, request: Request) -> SavedState | None:
         """What was saved of a request, or found in a lower tier, that has its lease for all of it; it is no longer kept
-        here."""
-        saved = self.swap.get(request.request_id)
-        self.swap.drop(request.request_id)
-        return self._found.pop(request.request_id, None) if saved is None else saved
+        here. Raises `ConfigError` where it cannot be read."""
+        found = self._found.pop(request.request_id, None)
+        saved = self.swap.take(request.request_id)
+        return found if saved is None else saved
 
     def saved_state(self, request: Request, blocks: Any, slot: Any, num_bytes: int) -> SavedState:
         """The state of a request, whose blocks (see `held_blocks`) and slot hold `blocks` and `slot`."""

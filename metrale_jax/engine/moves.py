@@ -19,7 +19,10 @@ def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
     snapshots. A request whose state could not be moved is failed."""
     returned, restores = engine.roster.returned(), engine.roster.restores()
     for request, saved in returned:
-        if request.lease is not None:
+        if request.lease is not None and saved is None:
+            request.seq_len = 0  # nothing of it was written, so nothing may be kept
+            engine.roster.requeue(request)
+        elif request.lease is not None:
             _put_back(engine, request, saved)
     if restores and chunks:
         engine.guarded([request for request, _ in chunks], lambda: engine.device.copy_slots(restores))

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 
+from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request
@@ -42,7 +43,7 @@ class Roster:
         self._counters, self._clock = counters, clock
         self._refused = (0, 0, 0)
         self._restores: list[tuple[int, int]] = []
-        self._returned: list[tuple[Request, SavedState]] = []
+        self._returned: list[tuple[Request, SavedState | None]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -121,9 +122,12 @@ class Roster:
             one.slot = self.slots.claim()
             one.started_at = one.started_at or self._clock()
         self.slots.write(request.slot, request.lease)
-        saved = self.memory.returned(request)
-        if saved is not None:
-            self._returned.append((request, saved))
+        try:
+            saved = self.memory.returned(request)
+            if saved is not None:
+                self._returned.append((request, saved))
+        except ConfigError:
+            self._returned.append((request, None))
         if request.resume:
             self._restores.append((request.resume, request.slot))
             request.resume = 0
@@ -137,8 +141,9 @@ class Roster:
         restores, self._restores = self._restores, []
         return restores
 
-    def returned(self) -> list[tuple[Request, SavedState]]:
-        """Requests that came back and what has to be put into their blocks before the next step; told once."""
+    def returned(self) -> list[tuple[Request, SavedState | None]]:
+        """Requests that came back and what has to be put into their blocks before the next step, None where that cannot
+        be read and they have to begin again; told once."""
         returned, self._returned = self._returned, []
         return returned
 
