@@ -5,8 +5,10 @@ import logging
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -45,11 +47,12 @@ class SwapFiles:
         self._failed = False
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._own = TemporaryDirectory(prefix="swap-", dir=directory)
+            self._own = Path(mkdtemp(prefix="swap-", dir=directory))
         except OSError as error:
             raise ConfigError(
                 f"swap directory {str(directory)!r} cannot be written ({error.strerror}); name a writable one, or none."
             ) from None
+        finalize(self, rmtree, self._own, ignore_errors=True)
 
     def write(self, request_id: int, saved: SavedState) -> bool:
         """Whether it was written; a disk that cannot take it is told of once."""
@@ -77,7 +80,7 @@ class SwapFiles:
         self._path(request_id).unlink(missing_ok=True)
 
     def _path(self, request_id: int) -> Path:
-        return Path(self._own.name) / f"{request_id}.safetensors"
+        return self._own / f"{request_id}.safetensors"
 
 
 class SwapSpace:
