@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 TARGETS, QUICK_TARGETS = ("h200", "b200", "v5e", "v6e", "v7x"), ("h200", "v6e")
 COLUMNS = (
     *("kernels", "registers", "spill_bytes", "shared_bytes", "blocks", "matrix_ops", "wide_share"),
-    *("vmem_bytes", "bytes_ratio", "layout_ratio"),
+    *("vmem_bytes", "bytes_ratio", "asked_ratio", "layout_ratio", "pool_share"),
 )
 
 

@@ -2,6 +2,7 @@
 """Figures of a call compiled for an NVIDIA GPU that is not here: what XLA dumps, and what ptxas says of its PTX."""
 
 import importlib.util
+import math
 import re
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.static.layer_rows import WRITING
 from benchmarks.static.rows import Row, arguments, donated
 from benchmarks.static.traffic import traffic
 from metrale_jax.aot.targets import Target
@@ -31,6 +33,7 @@ _THUNK = re.compile(
 _OTHER_THUNK = re.compile(r"^\d+: (k\w+) ")
 _TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
 _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.(v[248]))?\.[bsuf](\d+)\b")
+_STORE = re.compile(r"\bst\.global(?:\.[\w:]+)*?(?:\.(v[248]))?\.[bsuf](\d+)\b")
 _ASYNC_LOAD = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?, (0x[0-9a-f]+|\d+)[,;]")
 _MATRIX = re.compile(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync)\b")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -43,8 +46,25 @@ def figures(row: Row, target: Target) -> dict:
     call, shapes = arguments(row, SingleDeviceSharding(target.devices()[0]))
     with tempfile.TemporaryDirectory() as folder:
         jitted = jax.jit(call, donate_argnums=donated(row))
-        jitted.lower(*shapes).compile(compiler_options={"xla_dump_to": folder})
-        return {**read_dump(Path(folder), row), **traffic(row)}
+        compiled = jitted.lower(*shapes).compile(compiler_options={"xla_dump_to": folder})
+        found = {**read_dump(Path(folder), row), **traffic(row)}
+    return {**found, **state_figures(row, found, compiled.memory_analysis().temp_size_in_bytes)}
+
+
+def state_figures(row: Row, found: dict, temp_bytes: int) -> dict:
+    """Of a call that writes states in place: its temporaries beside the states or what is pending, and the bytes that
+    the kernel's instructions ask for against the least, both with what masks leave out. Nobody reads from a program how
+    often a loop over pending tokens and drafts goes round."""
+    if row.entry not in WRITING:
+        return {}
+    states, *pending = (x.size * x.dtype.itemsize for x in jax.tree.leaves(WRITING[row.entry](row)))
+    smallest = min(states, max(pending, default=states))
+    shares = {"temp_bytes": temp_bytes, "pool_share": round(temp_bytes / smallest, 4)}
+    if row.sizes.width > 1 or row.sizes.room:
+        return shares
+    a_thread = sum(int(size) * count for kind in ("loads", "stores") for size, count in found[kind].items())
+    asked = a_thread * found["threads"] * math.prod(found["grid"])
+    return {**shares, "asked_ratio": round(asked / found["unmasked_bytes"] / row.sizes.num_sequences, 4)}
 
 
 def read_dump(folder: Path, row: Row) -> dict:
@@ -110,22 +130,28 @@ def assembled(path: Path, architecture: str) -> dict:
 
 
 def count_instructions(text: str) -> dict:
-    """Matrix instructions by kind, loads from device memory by bytes a thread, and the length of a kernel's PTX."""
-    loads = Counter(_loads(text))
+    """Matrix instructions by kind, loads and stores of device memory by bytes a thread, and the length of a kernel's
+    PTX."""
+    loads, stores = Counter(_loads(text)), Counter(_sizes(_STORE, text))
     wide = sum(size * count for size, count in loads.items() if size >= WIDE_BYTES)
     return {
         "matrix_ops": dict(sorted(Counter(_MATRIX.findall(text)).items())),
         "loads": {str(size): loads[size] for size in sorted(loads)},
+        "stores": {str(size): stores[size] for size in sorted(stores)},
         "wide_share": round(wide / max(1, sum(size * count for size, count in loads.items())), 3),
         "instructions": text.count(";\n"),
     }
 
 
 def _loads(text: str) -> Iterable[int]:
-    for vector, bits in _LOAD.findall(text):
-        yield int(vector[1:] or 1) * int(bits) // 8 if vector else int(bits) // 8
+    yield from _sizes(_LOAD, text)
     for size in _ASYNC_LOAD.findall(text):
         yield int(size, 0)
+
+
+def _sizes(pattern: re.Pattern, text: str) -> Iterable[int]:
+    for vector, bits in pattern.findall(text):
+        yield int(vector[1:] or 1) * int(bits) // 8 if vector else int(bits) // 8
 
 
 def blocks_per_multiprocessor(threads: int, registers: int, shared: int) -> int:

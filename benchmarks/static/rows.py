@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.static import layer_rows
+from benchmarks.static.row import LAYER, LAYERS, Row, placed
 from pallas_kernels.kv_append.op import kv_append
 from pallas_kernels.kv_formats.pages import KvPages, abstract_pages
 from pallas_kernels.paged_attention.cases import HEAD_DIMS
@@ -24,8 +26,6 @@ from pallas_kernels.paged_attention.op import (
     prefill_attention,
 )
 from pallas_kernels.shapes import ceil_div, next_power_of_two
-
-LAYERS, LAYER = 4, 1
 
 
 @dataclass(frozen=True)
@@ -47,49 +47,22 @@ class Sizes:
     tree: bool = False
     scale_per_head: bool = False
 
-
-@dataclass(frozen=True)
-class Row:
-    """One kernel at one choice of sizes and formats, compiled by itself.
-
-    `entry` is a key of `ENTRIES`; `impl` the implementation's name. `quick` rows are those that `make aot` compiles.
-    `targets` names the chips that have what the kernel is made for, `()` all of the platform. `min_blocks` is how many
-    thread blocks a GPU's multiprocessor has to have room for; `max_kernels` how many device programs the call may
-    launch.
-    """
-
-    entry: str
-    impl: str
-    platform: str
-    dtype: str
-    kv_format: str
-    sizes: Sizes
-    quick: bool = False
-    min_blocks: int = 1
-    max_kernels: int = 1
-    tensor_cores: bool = True
-    targets: tuple[str, ...] = ()
-
     @property
-    def name(self) -> str:
-        """Names the row in tables and records, sizes that are not the usual ones included."""
-        sizes, usual = self.sizes, Sizes(0, 0, query_len=self.sizes.query_len)
+    def words(self) -> list[str]:
+        """Name the sizes, those that are not the usual ones included."""
+        usual = Sizes(0, 0, query_len=self.query_len)
         odd = [
             f"{field.replace('_', '-')}={value}"
-            for field, value in vars(sizes).items()
+            for field, value in vars(self).items()
             if value != getattr(usual, field) and field not in ("head_dim", "v_head_dim", "num_blocks")
         ]
-        widths = f"H{sizes.head_dim}" + ("" if sizes.v_head_dim == sizes.head_dim else f"-Hv{sizes.v_head_dim}")
-        return " ".join([self.entry, self.impl, f"{self.dtype}/{self.kv_format}", widths, f"Q{sizes.query_len}", *odd])
+        widths = f"H{self.head_dim}" + ("" if self.v_head_dim == self.head_dim else f"-Hv{self.v_head_dim}")
+        return [widths, f"Q{self.query_len}", *odd]
 
 
 def arguments(row: Row, sharding: Any) -> tuple[Callable, tuple]:
     """The call of a row and the shapes of its arguments, on the device that `sharding` names."""
     return ENTRIES[row.entry](row, sharding)
-
-
-def _placed(tree: Any, sharding: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def abstract_storage(row: Row) -> KvPages:
@@ -113,7 +86,7 @@ def _attention_arguments(row: Row, sharding: Any, num_sequences: int, q_shape: t
     tree = of(num_sequences, max_query_len) if sizes.tree else ()
     rows = SequenceRows(of(num_sequences, sizes.table_width), *lens, max_query_len, tree=tree)
     sinks = of(sizes.num_heads, dtype=jnp.float32) if sizes.sinks else ()
-    return _placed((of(*q_shape, dtype=row.dtype), abstract_storage(row), rows, sinks), sharding)
+    return placed((of(*q_shape, dtype=row.dtype), abstract_storage(row), rows, sinks), sharding)
 
 
 def _decode(row: Row, sharding: Any):
@@ -130,7 +103,7 @@ def _prefill(row: Row, sharding: Any):
     q, pages, rows, sinks = _attention_arguments(row, sharding, sizes.num_sequences, shape, sizes.query_len)
     # A step cuts its chunks once for all layers.
     pieces = jax.eval_shape(partial(cut_pieces, num_tokens=sizes.query_len), rows)
-    return _attention(prefill_attention, row), (q, pages, rows.replace(pieces=_placed(pieces, sharding)), sinks)
+    return _attention(prefill_attention, row), (q, pages, rows.replace(pieces=placed(pieces, sharding)), sinks)
 
 
 def _attention(entry: Callable, row: Row) -> Callable:
@@ -154,15 +127,17 @@ def _append(row: Row, sharding: Any):
     def call(pages, slots, keys, values):
         return kv_append(pages, LAYER, slots, keys, values, row.platform, row.impl)
 
-    return call, _placed((abstract_storage(row), slots, *new), sharding)
+    return call, placed((abstract_storage(row), slots, *new), sharding)
 
 
 def donated(row: Row) -> tuple[int, ...]:
-    """Which arguments a call may write over: an append's pages."""
-    return (0,) if row.entry == "append" else ()
+    """Which arguments a call may write over: an append's pages, and states."""
+    return (0,) if row.entry in ("append", *layer_rows.WRITING) else ()
 
 
-ENTRIES: Mapping[str, Callable] = MappingProxyType({"decode": _decode, "prefill": _prefill, "append": _append})
+ENTRIES: Mapping[str, Callable] = MappingProxyType(
+    {"decode": _decode, "prefill": _prefill, "append": _append, **layer_rows.ENTRIES}
+)
 
 
 # What a model's numbers and its pages are made of; float32 pages are a CPU's, and are served for comparison's sake.
@@ -273,7 +248,7 @@ def _tpu_append(sizes: Sizes, kv_format: str) -> Row:
     return Row("append", "xla", "tpu", "bfloat16", kv_format, sizes, targets=targets, tensor_cores=False)
 
 
-ROWS: tuple[Row, ...] = (*_cuda_rows(), *_tpu_rows())
+ROWS: tuple[Row, ...] = (*_cuda_rows(), *_tpu_rows(), *layer_rows.ROWS)
 
 
 def rows_of(target: str, platform: str) -> list[Row]:

@@ -8,10 +8,13 @@ help: a TPU pads the width of a head to 128 numbers, and the heads of a token to
 two.
 """
 
+import re
+
 import jax
 from jax.experimental.layout import Format
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.static.layer_traffic import expert_tile, expert_traffic
 from benchmarks.static.rows import Row, abstract_storage, arguments, donated
 from metrale_jax.aot.targets import Target
 from metrale_jax.steps.home import lying_row_major
@@ -23,6 +26,8 @@ from pallas_kernels.storage import padded_bytes
 
 def figures(row: Row, target: Target) -> dict:
     """The figures of one row, as they are recorded."""
+    if row.entry == "grouped_matmul":
+        return expert_figures(row, target)
     sharding = SingleDeviceSharding(target.devices()[0])
 
     def row_major(x: jax.ShapeDtypeStruct) -> Format:
@@ -41,6 +46,21 @@ def figures(row: Row, target: Target) -> dict:
         "pool_share": round(memory.temp_size_in_bytes / smallest, 4),
     }
     return {**found, **attention_figures(row)}
+
+
+# A kernel's share of VMEM, as its call says in a compiled program.
+_VMEM = re.compile(
+    r'tpu_custom_call.*"used_scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"}'
+)
+
+
+def expert_figures(row: Row, target: Target) -> dict:
+    """The figures of a grouped matmul, as they are recorded. VMEM is what the compiler gave the kernel."""
+    call, shapes = arguments(row, SingleDeviceSharding(target.devices()[0]))
+    compiled = jax.jit(call).lower(*shapes).compile()
+    memory, (vmem,) = compiled.memory_analysis(), map(int, _VMEM.findall(compiled.as_text()))
+    found = {"temp_bytes": memory.temp_size_in_bytes, "code_bytes": memory.generated_code_size_in_bytes}
+    return {**found, "tile_rows": expert_tile(row.sizes), "vmem_bytes": vmem, **expert_traffic(row)}
 
 
 def attention_figures(row: Row) -> dict:

@@ -9,6 +9,7 @@ a sector of 32 bytes which two of them touch is fetched once. Sequences are as l
 import jax
 import jax.numpy as jnp
 
+from benchmarks.static.layer_traffic import TRAFFIC
 from benchmarks.static.rows import Row, abstract_storage, arguments
 from pallas_kernels.kv_formats.pages import KvPages
 from pallas_kernels.paged_attention.splits import split_start
@@ -20,6 +21,8 @@ SECTOR = 32
 
 def traffic(row: Row) -> dict:
     """`bytes_ratio` and its parts for a decode call, or nothing for others, which arithmetic limits."""
+    if row.entry in TRAFFIC:
+        return TRAFFIC[row.entry](row)
     if row.entry != "decode":
         return {}
     return decode_traffic(row)

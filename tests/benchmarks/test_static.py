@@ -6,13 +6,28 @@ import dataclasses
 import pytest
 
 from benchmarks.static.__main__ import TARGETS, load_record, main
-from benchmarks.static.cuda import blocks_per_multiprocessor, count_instructions, parse_thunks
+from benchmarks.static.cuda import blocks_per_multiprocessor, count_instructions, parse_thunks, state_figures
 from benchmarks.static.gates import problems
+from benchmarks.static.layer_rows import DeltaSizes, ExpertSizes, SsdSizes
 from benchmarks.static.rows import ROWS, Row, Sizes, rows_of
 from benchmarks.static.tpu import attention_figures
-from benchmarks.static.traffic import decode_traffic
+from benchmarks.static.traffic import decode_traffic, traffic
 from metrale_jax.aot.targets import target_for
+from pallas_kernels.gated_delta import op as gated_delta
+from pallas_kernels.grouped_matmul import op as grouped_matmul
+from pallas_kernels.kv_append import op as kv_append
+from pallas_kernels.paged_attention import op as paged_attention
+from pallas_kernels.ssd import op as ssd
 
+KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu")
+TABLES = (
+    ("decode", paged_attention.IMPLEMENTATIONS),
+    ("prefill", paged_attention.RAGGED_IMPLEMENTATIONS),
+    ("append", kv_append.IMPLEMENTATIONS),
+    ("gated_delta", gated_delta.IMPLEMENTATIONS),
+    ("ssd_rows", ssd.IMPLEMENTATIONS),
+    ("grouped_matmul", grouped_matmul.IMPLEMENTATIONS),
+)
 GOOD = {
     "kernels": 1,
     "registers": 114,
@@ -36,6 +51,19 @@ def test_every_kernel_is_recorded_for_every_target_and_keeps_to_its_limits(targe
     }
 
 
+@pytest.mark.parametrize(("entry", "table"), TABLES, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_kernel_of_a_table_has_rows_for_every_chip_of_its_platform(entry, table):
+    kernels = [(row.name, platform) for row in table for platform in row.platforms if row.name in KERNELS]
+    assert kernels
+    for impl, platform in kernels:
+        own = [row for row in ROWS if (row.entry, row.impl, row.platform) == (entry, impl, platform)]
+        targets = {target for target in TARGETS if target_for(target).platform == platform}
+        recorded = {target for target in targets if set(own) & set(rows_of(target, platform))}
+        # Tensor memory accelerators are what Mosaic GPU's kernel is made for, and no chip but one is served.
+        assert recorded == ({"h200"} if impl == "mosaic_gpu" else targets)
+        assert any(row.quick for row in own)
+
+
 def test_names_of_rows_are_their_own():
     assert len({(row.platform, row.name) for row in ROWS}) == len(ROWS)
 
@@ -49,6 +77,7 @@ def test_names_of_rows_are_their_own():
         ({"matrix_ops": {}}, "no matrix instruction"),
         ({"wide_share": 0.3}, "0.3 of the bytes are loaded in wide pieces"),
         ({"bytes_ratio": 1.2}, "1.2 of the least bytes are moved, 1.05 may be"),
+        ({"asked_ratio": 2.1}, "2.1 of the least bytes are asked for, 1.75 may be"),
         ({"registers": 130}, "registers is 130, recorded is 114"),
         ({"shared_bytes": 50000}, "shared_bytes is 50000, recorded is 39168"),
     ],
@@ -75,10 +104,14 @@ def test_instructions_are_counted_by_kind_and_width():
     mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};
     wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, p, 1, 1, 0, 0;
     wgmma.wait_group.sync.aligned 0;
+    @%p1 st.global.v2.b32 [ %rd2 + 0 ], { %r5, %r6 };
+    st.global.b16 [ %rd2 + 0 ], { %rs5 };
+    st.shared.v4.b32 [ %r9 ], {%r1, %r2, %r3, %r4};
     """
     found = count_instructions(ptx)
     assert found["matrix_ops"] == {"mma.sync": 1, "wgmma.mma_async": 1}
     assert found["loads"] == {"4": 2, "16": 3}
+    assert found["stores"] == {"2": 1, "8": 1}
     assert found["wide_share"] == round(48 / 56, 3)
 
 
@@ -98,6 +131,44 @@ def test_bytes_are_those_of_the_tokens_seen_and_of_splits_twice():
     # A window ends within a block: its last sector is fetched whole.
     narrow = Sizes(16, 16, num_kv_heads=1, window=17)
     assert decode_traffic(dataclasses.replace(whole, sizes=narrow, kv_format="fp8_e4m3"))["bytes_ratio"] > 1
+
+
+def test_bytes_of_states_are_a_read_and_a_write_in_whole_sectors():
+    row = Row("gated_delta", "triton", "cuda", "float32", "bfloat16", DeltaSizes(2, 4, 8, 12))
+    token = (2 * 2 * 8 + 2 * 4 * 12 + 2 * 4) * 4
+    least = 2 * 4 * 8 * 12 * 2 + token
+    # Twelve numbers of two bytes take a sector of 32.
+    assert traffic(row)["bytes_ratio"] == round((2 * 4 * 8 * 32 + token) / least, 4)
+    row = Row("ssd_rows", "triton", "cuda", "bfloat16", "float32", SsdSizes(4, 2, 16, 8, room=2))
+    x, b = 4 * 16, 2 * 8
+    least = 2 * 4 * 16 * 8 * 4 + (x + 2 * b) * 2 + 4 * 4 + x * 4 + 2 * (x + b + 4) * 4
+    moved = least + 2 * (x + 2 * b + 4) * 4 + 2 * 2 * (x + b + 4) * 4
+    assert traffic(row)["bytes_ratio"] == round(moved / least, 4)
+
+
+def test_bytes_of_experts_are_those_of_weights_that_rows_meet():
+    sizes = ExpertSizes(6, 4, 256, 128)
+    row = Row("grouped_matmul", "triton", "cuda", "bfloat16", "bfloat16", sizes)
+    least = (4 * 256 * 128 + 6 * (128 + 256)) * 2
+    assert traffic(row)["bytes_ratio"] == round((least + 6 * 256 * 2) / least, 4)
+    # Of tiles of 16 rows, all 4 are written and read by one piece of the weights, and their answers twice.
+    laid_out = 2 * 64 * 128 * 2 + 2 * 64 * 256 * 2
+    on_a_tpu = dataclasses.replace(row, impl="mosaic_tpu", platform="tpu")
+    assert traffic(on_a_tpu)["bytes_ratio"] == round((least + laid_out) / least, 4)
+    assert traffic(dataclasses.replace(row, sizes=dataclasses.replace(sizes, num_rows=400))) == {}
+
+
+def test_a_state_that_is_copied_or_asked_for_twice_shows():
+    row = Row("gated_delta", "triton", "cuda", "float32", "float32", DeltaSizes(2, 4, 8, 32, num_sequences=2, slots=5))
+    states = 4 * 5 * 4 * 8 * 32 * 4
+    found = {**traffic(row), "loads": {"16": 4}, "stores": {"16": 4}, "threads": 64, "grid": [2, 4, 1]}
+    figures = state_figures(row, found, states)
+    assert figures["pool_share"] == 1.0
+    assert figures["asked_ratio"] == round(8 * 16 * 64 * 8 / (2 * found["unmasked_bytes"]), 4)
+    drafting = dataclasses.replace(row, sizes=dataclasses.replace(row.sizes, width=3, room=2))
+    # Nobody knows how often a loop goes round; the largest of what is pending is its values.
+    assert state_figures(drafting, found, 4 * 5 * 2 * 4 * 32 * 4) == {"temp_bytes": 20480, "pool_share": 1.0}
+    assert state_figures(ROW, found, states) == {}
 
 
 def test_launches_are_read_once_though_a_command_buffer_repeats_them():

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of recurrent layers and of mixtures of experts that are compiled for machines that are not here."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.static.row import LAYER, LAYERS, Row, placed
+from pallas_kernels.activations import Activation
+from pallas_kernels.gated_delta.op import DeltaTokens, delta_rows
+from pallas_kernels.grouped_matmul.cases import CLAMPED, MODELS, SWIGLU
+from pallas_kernels.grouped_matmul.op import grouped_matmul
+from pallas_kernels.shapes import ceil_div, next_power_of_two
+from pallas_kernels.ssd.op import SsdHeads, SsdStorage, SsdTokens, ssd_rows
+from pallas_kernels.state_rows import StateRows
+
+
+def _of(*shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _slots(state_size: int) -> int:
+    """As many slots as take more than 2^32 numbers, so that offsets take more than 32 bits, as on a real machine."""
+    return next_power_of_two(ceil_div((1 << 32) + 1, LAYERS * state_size))
+
+
+def _state_rows(num_sequences: int, width: int) -> StateRows:
+    return StateRows(*(_of(num_sequences) for _ in range(5)), width)
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """Equal rows of `width` tokens; of `slots`, 0 for as many as a real machine's, each has room for `room` pending."""
+
+    key_heads: int
+    heads: int
+    rows: int
+    columns: int
+    per_channel: bool = False
+    num_sequences: int = 64
+    width: int = 1
+    room: int = 0
+    slots: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        """Name the sizes."""
+        heads = f"N{self.key_heads}-V{self.heads}-H{self.rows}-Hv{self.columns}"
+        return [heads + "-by-channel" * self.per_channel, f"S{self.num_sequences}", f"Q{self.width}-J{self.room}"]
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a sequence's states."""
+        return self.heads * self.rows * self.columns
+
+    @property
+    def token(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of a token's keys, values, decays and strengths."""
+        decays = (self.heads, self.rows) if self.per_channel else (self.heads,)
+        return (self.key_heads, self.rows), (self.heads, self.columns), decays, (self.heads,)
+
+
+def delta_storage(row: Row) -> tuple[jax.ShapeDtypeStruct, Any]:
+    """States and pending tokens."""
+    sizes = row.sizes
+    slots = LAYERS, sizes.slots or _slots(sizes.state_size)
+    matrix = _of(*slots, sizes.heads, sizes.rows, sizes.columns, dtype=row.kv_format)
+    if not sizes.room:
+        return matrix, ()
+    return matrix, DeltaTokens(*(_of(*slots, sizes.room, *shape, dtype="float32") for shape in sizes.token))
+
+
+def _delta(row: Row, sharding: Any):
+    sizes = row.sizes
+    before = sizes.num_sequences, sizes.width
+    dtypes = row.dtype, row.dtype, "float32", "float32"
+    tokens = DeltaTokens(*(_of(*before, *shape, dtype=dtype) for shape, dtype in zip(sizes.token, dtypes, strict=True)))
+    q = _of(*before, sizes.key_heads, sizes.rows, dtype=row.dtype)
+
+    def call(storage, q, tokens, rows):
+        return delta_rows(q, tokens, *storage, LAYER, rows, row.platform, row.impl)
+
+    return call, placed((delta_storage(row), q, tokens, _state_rows(*before)), sharding)
+
+
+@dataclass(frozen=True)
+class SsdSizes:
+    """Equal rows of `width` tokens; of `slots`, 0 for as many as a real machine's, each has room for `room` pending."""
+
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    state_dim: int
+    num_sequences: int = 64
+    width: int = 1
+    room: int = 0
+    slots: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        """Name the sizes."""
+        heads = f"N{self.num_heads}-K{self.num_groups}-H{self.head_dim}-Z{self.state_dim}"
+        return [heads, f"S{self.num_sequences}", f"Q{self.width}-J{self.room}"]
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a sequence's states."""
+        return self.num_heads * self.head_dim * self.state_dim
+
+    @property
+    def token(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of a token's x, dt and b."""
+        return (self.num_heads, self.head_dim), (self.num_heads,), (self.num_groups, self.state_dim)
+
+
+def ssd_storage(row: Row) -> SsdStorage:
+    """States and pending rows."""
+    sizes = row.sizes
+    slots = LAYERS, sizes.slots or _slots(sizes.state_size)
+    matrix = _of(*slots, sizes.num_heads, sizes.head_dim, sizes.state_dim, dtype=row.kv_format)
+    pending = tuple(_of(*slots, sizes.room, *shape, dtype="float32") for shape in sizes.token)
+    return SsdStorage(matrix, pending if sizes.room else ())
+
+
+def _ssd(row: Row, sharding: Any):
+    sizes = row.sizes
+    count = sizes.num_sequences * sizes.width
+    x, dt, b = sizes.token
+    dtypes = row.dtype, "float32", row.dtype, row.dtype
+    tokens = SsdTokens(*(_of(count, *shape, dtype=kind) for shape, kind in zip((x, dt, b, b), dtypes, strict=True)))
+    heads = SsdHeads(*(_of(sizes.num_heads, dtype="float32") for _ in range(2)))
+
+    def call(storage, tokens, heads, rows):
+        return ssd_rows(tokens, heads, storage, LAYER, rows, row.platform, row.impl)
+
+    return call, placed((ssd_storage(row), tokens, heads, _state_rows(sizes.num_sequences, sizes.width)), sharding)
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """`num_rows` rows of all groups together; `width` counts a weight's outputs, a gate's and up's together."""
+
+    num_rows: int
+    experts: int
+    width: int
+    depth: int
+    activation: Activation | None = None
+    bias: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """Name the sizes."""
+        what = [self.activation.name + "-gated" * self.activation.gated] if self.activation else []
+        return [f"E{self.experts}-F{self.width}-D{self.depth}", f"T{self.num_rows}", *what, *(["bias"] * self.bias)]
+
+    @property
+    def out_width(self) -> int:
+        """Outputs of a row."""
+        return self.width // 2 if self.activation and self.activation.gated else self.width
+
+
+def _experts(row: Row, sharding: Any):
+    sizes = row.sizes
+    weights = _of(sizes.experts, sizes.width, sizes.depth, dtype=row.kv_format)
+    bias = _of(sizes.experts, sizes.width, dtype=row.kv_format) if sizes.bias else ()
+    x = _of(sizes.num_rows, sizes.depth, dtype=row.dtype)
+
+    def call(x, weights, group_sizes, bias):
+        return grouped_matmul(x, weights, group_sizes, row.platform, bias, sizes.activation, row.impl)
+
+    return call, placed((x, weights, _of(sizes.experts), bias), sharding)
+
+
+ENTRIES: Mapping[str, Callable] = MappingProxyType(
+    {"gated_delta": _delta, "ssd_rows": _ssd, "grouped_matmul": _experts}
+)
+# Storage of entries that hold states, which their calls write over.
+WRITING: Mapping[str, Callable] = MappingProxyType({"gated_delta": delta_storage, "ssd_rows": ssd_storage})
+
+QWEN3_NEXT, OLMO_HYBRID = (16, 32, 128, 128), (30, 30, 96, 192)
+KIMI_LINEAR = (32, 32, 128, 128, True)
+MAMBA2, NEMOTRON_H, FALCON_H1 = (80, 1, 64, 128), (112, 8, 80, 128), (128, 1, 64, 256)
+# Programs beside the kernel zero the states of sequences that begin, or widen tokens, and move what is pending: it is
+# gathered for the kernel, and stored with what was there. As they are counted, caches have none of it.
+STATES = MappingProxyType({"min_blocks": 2, "tensor_cores": False})
+DRAFTS_MOST_BYTES = 1.15
+STATE_KINDS = (
+    ("gated_delta", DeltaSizes, QWEN3_NEXT, (OLMO_HYBRID, KIMI_LINEAR), "float32", (2, 8, 12)),
+    ("ssd_rows", SsdSizes, MAMBA2, (NEMOTRON_H, FALCON_H1), "bfloat16", (5, 7, 10)),
+)
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def _state_rows_of_models() -> Iterator[Row]:
+    """What models decode with, both sizes of batch, every dtype at the usual one, and drafts."""
+    for entry, kind, usual, others, token, (alone, waiting, drafting) in STATE_KINDS:
+
+        def row(dtype, kept, sizes, most, quick=False, entry=entry, **more):
+            return Row(entry, "triton", "cuda", dtype, kept, sizes, quick, max_kernels=most, **STATES, **more)
+
+        for dtype in FLOATS:
+            for kept in FLOATS:
+                yield row(dtype, kept, kind(*usual), alone, (dtype, kept) == (token, "float32"))
+        for heads in others:
+            for kept in ("float32", "bfloat16"):
+                yield row(token, kept, kind(*heads), alone)
+        yield row(token, "float32", kind(*usual, num_sequences=8), alone)
+        yield row(token, "float32", kind(*usual, num_sequences=8, room=3), waiting)
+        for heads in (usual, others[-1]):
+            drafts = kind(*heads, width=4, room=3)
+            yield row(token, "float32", drafts, drafting, most_bytes=DRAFTS_MOST_BYTES)
+
+
+def _expert_sizes(model: str, num_rows: int, activation: Activation, bias: bool = False) -> Iterator[ExpertSizes]:
+    """A model's two products: gate and up with what closes them, and down."""
+    experts, _, width, depth = MODELS[model]
+    yield ExpertSizes(num_rows, experts, 2 * width, depth, activation, bias)
+    yield ExpertSizes(num_rows, experts, depth, width, None, bias)
+
+
+# Tiles of rows are cut, and an answer of zeros is begun, by programs of XLA's. A TPU's rows are laid out by tiles of 16
+# at the least, one row of which may be real, and are read again for each piece of a weight.
+CUDA_EXPERTS = MappingProxyType({"min_blocks": 2, "max_kernels": 11})
+TPU_EXPERTS = MappingProxyType({"most_bytes": 1.15})
+
+
+def _expert_rows() -> Iterator[Row]:
+    """A model of many narrow experts in every dtype, few rows and many; other models in bfloat16."""
+    for platform, impl, dtypes, limits in (
+        ("cuda", "triton", ("bfloat16", "float16", "float32"), CUDA_EXPERTS),
+        ("tpu", "mosaic_tpu", ("bfloat16", "float32"), TPU_EXPERTS),
+    ):
+
+        def row(dtype, sizes, quick=False, platform=platform, impl=impl, limits=limits):
+            return Row("grouped_matmul", impl, platform, dtype, dtype, sizes, quick, **limits)
+
+        for num_rows in (64, 4096):
+            for dtype in dtypes:
+                for sizes in _expert_sizes("qwen3-30b-a3b", num_rows, SWIGLU):
+                    yield row(dtype, sizes, dtype == "bfloat16" and num_rows == 64 and bool(sizes.activation))
+            for sizes in _expert_sizes("mixtral-8x7b", num_rows, SWIGLU):
+                yield row("bfloat16", sizes)
+            # 2880 inputs are no whole tiles of a TPU's.
+            for sizes in _expert_sizes("gpt-oss-20b", num_rows, CLAMPED, True) if platform == "cuda" else ():
+                yield row("bfloat16", sizes)
+        yield row("bfloat16", ExpertSizes(64, 32, 2048, 2048, SWIGLU, bias=True))
+
+
+ROWS: tuple[Row, ...] = (*_state_rows_of_models(), *_expert_rows())
