@@ -6,7 +6,7 @@
 Prints nothing of times if a kernel's answer is wrong. Each time is that of one call within a loop inside `jit`, so that
 no launch is counted; the limit is the memory's bandwidth or the
 arithmetic's peak, both measured first in the same process. Other kernels get the same sequences, in the layout of their
-own. Writes a line of JSON a result. Takes about four minutes, compiling included. `--interpret-smoke` runs all of it at
+own. Writes a line of JSON a result. Takes some minutes, compiling included. `--interpret-smoke` runs all of it at
 a tiny size on a CPU, where times say nothing.
 """
 
@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import device_layers
 from benchmarks.device_peers import PEERS
 from benchmarks.timing import seconds_a_call, seconds_an_update
 from pallas_kernels.kv_append.op import kv_append
@@ -117,7 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     how = {"platform": "cpu" if options.interpret_smoke else "cuda"}
     how["impl"] = "triton-interpreted" if options.interpret_smoke else "triton"
-    wrong = list(_wrong(how, options.interpret_smoke))
+    layers = _layer_calls(how, options.interpret_smoke)
+    wrong = [*_wrong(how, options.interpret_smoke), *(fault for call in layers if (fault := call.small().fault()))]
     if wrong:
         print("\n".join(["No times: these answers are wrong.", *wrong]))
         return 1
@@ -126,6 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     facts = {"device": device.device_kind, "jax": jax.__version__, "commit": _commit()}
     print(f"{device.device_kind}: {limits[0] / GIGA:.0f} GB/s read, {limits[1] / GIGA / 1e3:.0f} TFLOP/s in bfloat16")
     lines = [result for call in calls if options.only in call.name for result in _results(call, how, limits, options)]
+    lines += [_layer_result(call, limits, options) for call in layers if options.only in call.name]
     with options.out.open("w") as file:
         file.writelines(json.dumps({**line, **facts}) + "\n" for line in lines)
     return 0
@@ -138,7 +141,7 @@ SMOKE = {
 }
 
 
-def _first_of_each(calls) -> list[Timed]:
+def _first_of_each(calls) -> list:
     return list({call.entry: call for call in reversed(calls)}.values())
 
 
@@ -176,7 +179,17 @@ def _results(call: Timed, how: dict, limits: tuple[float, float], options) -> It
         yield _line(call, name, peer(call, times), floor)
 
 
-def _line(call: Timed, name: str, found: float | str, floor: float) -> dict:
+def _layer_calls(how: dict, smoke: bool) -> list[device_layers.LayerCall]:
+    calls = [call.on(**how) for call in device_layers.CALLS]
+    return [call.tiny() for call in _first_of_each(calls)] if smoke else calls
+
+
+def _layer_result(call: device_layers.LayerCall, limits: tuple[float, float], options) -> dict:
+    floor = max(call.least_bytes / limits[0], call.least_flops / limits[1])
+    return _line(call, call.row.impl, call.seconds(2 if options.interpret_smoke else 50), floor)
+
+
+def _line(call: Timed | device_layers.LayerCall, name: str, found: float | str, floor: float) -> dict:
     """One result, printed too; `found` is a time or the reason why there is none."""
     line = {"call": call.name, "kernel": name, "floor_us": round(1e6 * floor, 2)}
     if isinstance(found, str):
