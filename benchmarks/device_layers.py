@@ -18,15 +18,15 @@ from pallas_kernels.gated_delta import reference as delta_reference
 from pallas_kernels.gated_delta.op import DeltaTokens
 from pallas_kernels.grouped_matmul import reference as experts_reference
 from pallas_kernels.grouped_matmul.cases import SWIGLU
-from pallas_kernels.ssd.op import SsdHeads, SsdTokens
+from pallas_kernels.ssd.op import SsdHeads, SsdStorage, SsdTokens
 from pallas_kernels.ssd.reference import reference_ssd
 from pallas_kernels.state_rows import StateRows
 
 QWEN3_EXPERTS = (128, 1536, 2048, SWIGLU), (128, 2048, 768)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 TINY = {
-    "gated_delta": DeltaSizes(2, 4, 32, 32, num_sequences=2, slots=3),
-    "ssd_rows": SsdSizes(4, 2, 32, 32, num_sequences=2, slots=3),
+    "gated_delta": DeltaSizes(2, 4, 32, 32, False, 2, width=2, room=2, slots=3),
+    "ssd_rows": SsdSizes(4, 2, 32, 32, 2, width=2, room=2, slots=3),
     "grouped_matmul": ExpertSizes(6, 3, 64, 32, SWIGLU),
 }
 
@@ -42,6 +42,9 @@ def _rows() -> Iterator[Row]:
             yield _row("gated_delta", "float32", kept, DeltaSizes(*QWEN3_NEXT, **pool))
             yield _row("ssd_rows", "bfloat16", kept, SsdSizes(*MAMBA2, **pool))
         yield _row("ssd_rows", "bfloat16", "float32", SsdSizes(*NEMOTRON_H, **pool))
+    drafts = {"width": 4, "room": 3, "slots": 65}
+    yield _row("gated_delta", "float32", "float32", DeltaSizes(*QWEN3_NEXT, **drafts))
+    yield _row("ssd_rows", "bfloat16", "float32", SsdSizes(*MAMBA2, **drafts))
     for num_rows in (64, 512, 4096):
         for experts in QWEN3_EXPERTS:
             yield _row("grouped_matmul", "bfloat16", "bfloat16", ExpertSizes(num_rows, *experts))
@@ -111,7 +114,8 @@ class LayerCall:
 
 
 def made(row: Row) -> tuple[Callable, tuple]:
-    """The call of a row and its inputs: every sequence goes on in a slot of its own, rows are spread over experts."""
+    """The call of a row and its inputs: every sequence goes on in a slot of its own, all that is pending there
+    stands, and rows are spread over experts."""
     call, shapes = arguments(row, None)
     keys = iter(jax.random.split(jax.random.key(0), len(jax.tree.leaves(shapes))))
     drawn = jax.tree.map(lambda x: _normal(next(keys), x) if jnp.issubdtype(x.dtype, jnp.floating) else x, shapes)
@@ -123,7 +127,7 @@ def made(row: Row) -> tuple[Callable, tuple]:
     count = row.sizes.num_sequences
     ones, steps = np.ones(count, np.int32), np.arange(count, dtype=np.int32)
     lens = ones * rows.max_query_len
-    numbers = (steps + 1, ones, lens, steps * rows.max_query_len, ones * 0)
+    numbers = (steps + 1, ones * 9, lens, steps * rows.max_query_len, ones * row.sizes.room)
     return call, (*map(_tamed, others), StateRows(*map(jnp.asarray, numbers), rows.max_query_len))
 
 
@@ -133,6 +137,11 @@ def _normal(key, x: jax.ShapeDtypeStruct) -> jax.Array:
 
 def _tamed(part: Any) -> Any:
     """Numbers as layers make them: keys of length one, decays and rates below zero, strengths and steps above it."""
+    if isinstance(part, tuple):
+        return tuple(map(_tamed, part))
+    if isinstance(part, SsdStorage) and part.pending:
+        x, dt, b = part.pending
+        return part.replace(pending=(x, jnp.abs(dt), b))
     if isinstance(part, DeltaTokens):
         keys = part.keys / jnp.linalg.norm(part.keys.astype(jnp.float32), axis=-1, keepdims=True)
         signs = {"decays": -jnp.abs(part.decays), "strengths": jnp.abs(part.strengths)}
