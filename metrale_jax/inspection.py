@@ -63,7 +63,8 @@ def _memory(checkpoint: Checkpoint, stored: str, block_size: int) -> Iterator[tu
         context = token * checkpoint.config.max_context_tokens
         yield (
             f"memory in {dtype}",
-            f"{_size(weights)} weights + {_size(token)} a token of context ({_size(context)} for all of it)",
+            f"{_size(weights)} weights + {_size(token)} a token of context ({_size(context)} for all of it)"
+            + (f" + {_size(layout.bytes_per_slot)} a sequence of recurrent state" if layout.slot_groups else ""),
         )
 
 

@@ -167,7 +167,7 @@ class LLM:
         """Bytes of the file at `path` with which `load_answer` of another process, on the same model, goes on from
         where `answer` stands, bit for bit. Raises `RequestError` for one that is finished or of several (n, beams)."""
         with self._lock:
-            return save_request(Path(path), self.engine, answer.only, answer.seed, self._identity)
+            return save_request(path_of(path or ""), self.engine, answer.only, answer.seed, self._identity)
 
     def spill(self) -> None:
         """Copies what is kept of prefixes to the host's memory and disk: `disk_cache` has it after this process."""
@@ -177,7 +177,7 @@ class LLM:
     def load_answer(self, path: str | Path) -> Answer:
         """The answer that `save_answer` saved, queued to go on; its result has all of its tokens. A deadline counts
         from now. Raises `ConfigError` for a file of another model, or one that is damaged."""
-        saved = load_saved(Path(path), self.engine, self._identity, partial(rope_regime, self.loaded.config))
+        saved = load_saved(path_of(path or ""), self.engine, self._identity, partial(rope_regime, self.loaded.config))
         with self._lock:
             answer = self._submitted(saved.prompt, replace(saved.params, seed=saved.seed), alone=True)
             carry_on(self.engine, answer.only, saved)

@@ -92,7 +92,9 @@ def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) 
         raise ConfigError(f"kv_cache_mib={mebibytes!r} is not an integer above 0; give a size in MiB.")
     for name in ("snapshot_mib", "swap_mib", "host_cache_mib", "disk_cache_mib"):
         size = getattr(config, name)
-        if isinstance(size, bool) or not isinstance(size, int | None) or (size is not None and size < 0):
+        if size is None and name == "snapshot_mib":
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ConfigError(f"{name}={size!r} is not an integer from 0; give a size in MiB.")
     return EngineConfig(
         max_sequences=config.max_sequences,
@@ -101,13 +103,17 @@ def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) 
         kv_cache_bytes=mebibytes << 20,
         prefill_tokens=config.prefill_tokens,
         prefix_cache=config.prefix_cache,
-        swap_bytes=(config.swap_mib or 0) << 20,
+        swap_bytes=config.swap_mib << 20,
     )
 
 
 def path_of(option: str | Path | None) -> Path | None:
-    """The option as a path."""
-    return None if option is None else Path(option)
+    """The option as a path. Raises `ConfigError` for what is none."""
+    if option is None or isinstance(option, Path):
+        return option
+    if not isinstance(option, str) or not option or "\0" in option:
+        raise ConfigError(f"path {option!r} is none; give the name of a file or directory.")
+    return Path(option)
 
 
 def snapshot_count(config: LLMConfig, layout: PoolLayout) -> int:
@@ -128,7 +134,7 @@ def lower_tier(config: LLMConfig, layout: PoolLayout, model: Callable[[], Mappin
         return None
     disk = None
     if config.disk_cache is not None:
-        disk = DiskStore(Path(config.disk_cache), config.disk_cache_mib << 20, model())
+        disk = DiskStore(path_of(config.disk_cache), config.disk_cache_mib << 20, model())
     return Tier(config.host_cache_mib << 20, disk)
 
 

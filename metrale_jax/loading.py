@@ -16,7 +16,7 @@ from metrale_jax.checkpoint.source import AbstractTensorSource
 from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.errors import CheckpointError, ConfigError
 from metrale_jax.models.decoder import DecoderParams
-from metrale_jax.models.family import Family
+from metrale_jax.models.family import Family, described
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.registry import ARCHITECTURES, GGUF_ARCHITECTURES, class_of, family_for
 from metrale_jax.text.tokenizer import Tokenizer
@@ -121,7 +121,7 @@ def _open_directory(path: Path) -> Checkpoint:
     stored = is_store(path)
     source = OrbaxSource(path) if stored else SafetensorsSource(path)
     _tie_as_the_file_says(raw, (STORED_HEAD if stored else HEAD) in source.tensors())
-    description = family.describe(raw)
+    description = described(family, raw)
     return Checkpoint(
         path=path,
         config=description.config,
@@ -151,7 +151,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         values["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     raw = RawConfig(values, family.defaults, str(path))
     _tie_as_the_file_says(raw, "output.weight" in file.tensors)
-    description = family.describe(raw)
+    description = described(family, raw)
     source = _gguf_source(file, family, description)
     ignored = (*family.ignored, *(re.escape(name) for name in small))
     model_class = class_of(GGUF_ARCHITECTURES[file.architecture])

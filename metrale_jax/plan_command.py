@@ -35,7 +35,7 @@ from metrale_jax.engine.warmup import abstract_params, all_programs
 from metrale_jax.llm_config import LLMConfig, engine_config
 from metrale_jax.loading import has_weights, open_checkpoint, read_config
 from metrale_jax.models.decoder import Model, make_model
-from metrale_jax.models.family import Description
+from metrale_jax.models.family import Description, described
 from metrale_jax.models.tensor_parallel import fitting_size, shared
 from metrale_jax.progress import Progress, TerminalProgress, silent
 from metrale_jax.runtime import (
@@ -195,7 +195,7 @@ def _described(arguments: argparse.Namespace) -> tuple[Description, str]:
         path = resolve_model(name, arguments.cache_dir or default_cache_dir(), wanted=("*.json",))
     if path.suffix == ".json" or (path.is_dir() and not has_weights(path)):
         family, raw = read_config(path)
-        return family.describe(raw), name
+        return described(family, raw), name
     checkpoint = open_checkpoint(path)
     with closing(checkpoint.source):
         return Description(checkpoint.config, checkpoint.specs), name

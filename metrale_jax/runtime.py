@@ -89,7 +89,8 @@ class RunOptions:
     `pallas_kernels.kv_formats.registry`), by default that of the activations. `block_size` is tokens a KV block, by
     default what suits the platform (`BLOCK_TOKENS`). `attention` names an implementation of paged attention; "auto" is
     the platform's own. `state_dtype` is that of recurrent state, which gathers rounding errors for as long as its
-    sequence, and `num_pending` how many drafted tokens it can keep until they are judged.
+    sequence; in 16 bits it is rounded wherever a step ends, so that an answer may depend on how its prompt was cut, and
+    `num_pending` how many drafted tokens it can keep until they are judged.
     """
 
     dtype: str | None = None

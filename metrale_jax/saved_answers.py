@@ -19,6 +19,7 @@ from metrale_jax.engine.saved_file import read_saved, write_saved
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
+from pallas_kernels.shapes import ceil_div
 
 # Numbers of each weight that its fingerprint looks at.
 SAMPLES = 1024
@@ -87,26 +88,52 @@ def load_saved(path: Path, engine: Engine, model: Mapping[str, str], regime: Cal
     """What is in the file. Raises `ConfigError` where it is damaged, or of another model, saying what differs."""
     header, arrays = read_saved(path)
     try:
-        for name, here in model.items():
-            if header["model"].get(name) != here:
-                raise ConfigError(
-                    f"state file {str(path)!r} is of another model: its {name} is {header['model'].get(name)!r}, here "
-                    f"it is {here!r}; load the model and the options that it was saved with."
-                )
+        found = dict(header["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"state file {str(path)!r} is not of a saved answer ({error!r}); save one.") from None
+    for name, here in model.items():
+        if found.get(name) != here:
+            raise ConfigError(
+                f"state file {str(path)!r} is of another model: its {name} is {found.get(name)!r}, here it is {here!r}; load "
+                "the model and the options that it was saved with."
+            )
+    try:
         facts = header["state"]
-        state = None if facts is None else _state(facts, arrays, engine, regime)
-        return SavedAnswer(
-            prompt=tuple(header["prompt"]),
+        saved = SavedAnswer(
+            prompt=_ints(header["prompt"]),
             params=_params(header["params"]),
-            seed=header["seed"],
-            output=tuple(header["output"]),
+            seed=_int(header["seed"]),
+            output=_ints(header["output"]),
             logprobs=_logprobs(header["logprobs"]),
             prompt_logprobs=_logprobs(header["prompt_logprobs"]),
-            cached_tokens=header["cached_tokens"],
-            state=state,
+            cached_tokens=_int(header["cached_tokens"]),
+            state=None if facts is None else _state(facts, arrays, engine, regime),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, RequestError) as error:
-        raise ConfigError(f"state file {str(path)!r} is damaged ({error!r}); save it again.") from None
+        _check(saved, engine)
+        return saved
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"state file {str(path)!r} does not hold together ({error}); save it again.") from None
+
+
+def _check(saved: SavedAnswer, engine: Engine) -> None:
+    """Nothing. Raises ValueError for what no engine can have saved."""
+    limits, state, length = engine.limits, saved.state, len(saved.prompt) + len(saved.output)
+    most = limits.max_context_tokens if saved.params.max_tokens is None else saved.params.max_tokens
+    if not all(0 <= token < limits.vocab_size for token in (*saved.prompt, *saved.output)):
+        raise ValueError(f"it has tokens outside of the vocabulary of {limits.vocab_size}")
+    if len(saved.output) >= most or length >= limits.max_context_tokens:
+        raise ValueError(f"{len(saved.output)} tokens of an answer to {len(saved.prompt)} leave none to come")
+    if saved.params.logprobs is not None and len(saved.logprobs) != len(saved.output):
+        raise ValueError(f"{len(saved.logprobs)} log-probabilities are not those of {len(saved.output)} tokens")
+    if not 0 <= saved.cached_tokens <= len(saved.prompt):
+        raise ValueError(f"{saved.cached_tokens} tokens cached are not of a prompt of {len(saved.prompt)}")
+    if state is None:
+        return
+    blocks = ceil_div(state.seq_len, limits.block_size)
+    held = [list(one) for one in state.held]
+    in_order = all(one == sorted(set(one)) and all(0 <= index < blocks for index in one) for one in held)
+    if not 0 < state.seq_len < length or len(held) != len(engine.memory.allocators) or not in_order:
+        raise ValueError(f"its state after {state.seq_len} of {length} tokens is not one")
 
 
 def carry_on(engine: Engine, request: Request, saved: SavedAnswer) -> None:
@@ -126,10 +153,20 @@ def carry_on(engine: Engine, request: Request, saved: SavedAnswer) -> None:
 
 
 def _state(facts: Mapping[str, Any], arrays: list[np.ndarray], engine: Engine, regime: Callable) -> SavedState:
-    held = tuple(tuple(blocks) for blocks in facts["held"])
+    held = tuple(_ints(blocks) for blocks in facts["held"])
     blocks, slot = engine.device.as_state(max(map(len, held)), arrays)
-    known_len = facts["known_len"]
-    return SavedState(facts["seq_len"], known_len, regime(known_len), held, blocks, slot, bytes_of(arrays))
+    known_len = _int(facts["known_len"])
+    return SavedState(_int(facts["seq_len"]), known_len, regime(known_len), held, blocks, slot, bytes_of(arrays))
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no integer")
+    return value
+
+
+def _ints(values: list) -> tuple[int, ...]:
+    return tuple(map(_int, values))
 
 
 def _params(values: Mapping[str, Any]) -> SamplingParams:

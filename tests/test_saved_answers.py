@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from metrale_jax import LLM, SamplingParams
 from metrale_jax.core.errors import ConfigError, RequestError
+from metrale_jax.engine.saved_file import read_saved, write_saved
 from tests.conftest import GOLDENS
 
 OPTIONS = {"max_sequences": 4, "max_context_tokens": 128, "kv_cache_mib": 1, "prefill_tokens": 32}
@@ -134,21 +135,59 @@ def test_a_damaged_file_is_refused(loaded, tmp_path):
     whole = (tmp_path / "state").read_bytes()
     for damaged in (b"", b"\0" * 40, whole[: len(whole) // 2], whole[:-1]):
         (tmp_path / "damaged").write_bytes(damaged)
-        with pytest.raises(ConfigError, match="damaged|is not what was saved|cannot be read"):
+        with pytest.raises(ConfigError, match="is not what was saved|cannot be read"):
             llm.load_answer(tmp_path / "damaged")
     with pytest.raises(ConfigError, match="cannot be read"):
         llm.load_answer(tmp_path / "none")
     save_file({"a": np.zeros(3)}, tmp_path / "other")
     with pytest.raises(ConfigError, match="is not what was saved"):
         llm.load_answer(tmp_path / "other")
-    with safe_open(tmp_path / "state", "numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = json.loads(file.metadata()["metrale"])
-    for change in ({"params": {"n": 0}}, {"output": None}, {"state": {"seq_len": 3}}, {"model": []}, {"prompt": [1e9]}):
-        save_file(tensors, tmp_path / "changed", {"metrale": json.dumps(header | change)})
-        with pytest.raises((ConfigError, RequestError)):
-            llm.load_answer(tmp_path / "changed")
-    assert not llm.step(), "nothing of them is left in the engine"
+    for place in range(100, len(whole), len(whole) // 7):
+        flipped = bytearray(whole)
+        flipped[place] ^= 4
+        (tmp_path / "damaged").write_bytes(flipped)
+        with pytest.raises(ConfigError, match="is not what was saved|another model"):
+            llm.load_answer(tmp_path / "damaged")
+    for name in (None, "", "a\0b", 5):
+        with pytest.raises(ConfigError, match="path .* is none"):
+            llm.load_answer(name)
+
+
+CHANGES = (
+    {"params": {"n": 0}},
+    {"params": {"max_tokens": 2}},
+    {"output": None},
+    {"output": [9999, 3, 3]},
+    {"output": [-3, 3, 3]},
+    {"output": ["a", 3, 3]},
+    {"output": [3, 3]},
+    {"logprobs": []},
+    {"seed": None},
+    {"cached_tokens": "many"},
+    {"cached_tokens": 10**9},
+    {"model": []},
+    {"prompt": [1e9]},
+    {"prompt": [3, 4]},
+    {"state": {"seq_len": 3}},
+    {"state": {"seq_len": "9", "known_len": 37, "held": [[0]]}},
+    {"state": {"seq_len": 10**6, "known_len": 37, "held": [[0, 1, 2]]}},
+    {"state": {"seq_len": 39, "known_len": 37, "held": [[0, 1, 99]]}},
+    {"state": {"seq_len": 39, "known_len": 37, "held": [[-1, -1, -1]]}},
+    {"state": {"seq_len": 39, "known_len": 37, "held": [["a"]]}},
+    {"state": {"seq_len": 39, "known_len": 37, "held": []}},
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[json.dumps(change)[:60] for change in CHANGES])
+def test_a_header_that_does_not_hold_together_is_refused_before_anything_runs(change, loaded, tmp_path):
+    llm = loaded("llama-default")
+    finished(llm, saved_after(llm, tmp_path / "state", 3))
+    header, arrays = read_saved(tmp_path / "state")
+    assert len(header["output"]) == 3 and header["state"]["seq_len"] == 39
+    write_saved(tmp_path / "changed", header | change, arrays)
+    with pytest.raises((ConfigError, RequestError)):
+        llm.load_answer(tmp_path / "changed")
+    assert not llm.step(), "nothing of it is left in the engine"
 
 
 @pytest.mark.parametrize("where", ["memory", "files", "both", "full disk", "damaged files"])

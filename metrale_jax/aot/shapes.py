@@ -14,7 +14,7 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.sequence import SamplingState, SequenceState
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.models.decoder import Model, Sharing, make_model
-from metrale_jax.models.family import Description
+from metrale_jax.models.family import Description, described
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.registry import family_for
 from metrale_jax.state.formats import StateFormats
@@ -175,7 +175,7 @@ def model_for(name: str) -> ModelCase:
 def describe(case: ModelCase) -> Description:
     """Config and weight specs of a model."""
     family = family_for(case.values["architectures"][0])
-    return family.describe(RawConfig(case.values, family.defaults, f"aot model {case.name!r}"))
+    return described(family, RawConfig(case.values, family.defaults, f"aot model {case.name!r}"))
 
 
 def abstract_model(description: Description, platform: str, sizes: StepSizes, sharing: Sharing | None = None) -> Model:

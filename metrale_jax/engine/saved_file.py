@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saved sequences as files: arrays as they are, and a header that says what they are of and for which model.
 
-A file is a safetensors file of raw bytes, whole or not there. It holds data and no code.
+A file is a safetensors file of raw bytes, whole or not there, with a digest of all that is in it. It holds data and no
+code.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ def write_saved(path: Path, header: Mapping[str, Any], arrays: Sequence[np.ndarr
     """Bytes of the file now at `path`. `header` is plain JSON. Raises `ConfigError` for a path that cannot be
     written."""
     described = [{"shape": list(array.shape), "dtype": array.dtype.name} for array in arrays]
-    metadata = {"metrale": json.dumps({"format": FORMAT, "arrays": described, **header})}
     raw = {f"{number:06}": _bytes_of(array) for number, array in enumerate(arrays)}
+    text = json.dumps({"format": FORMAT, "arrays": described, **header})
+    metadata = {"metrale": text, "sha256": _digest(text, raw.values())}
     temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
         save_file(raw, temporary, metadata)
@@ -43,16 +46,28 @@ def read_saved(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The header and the arrays of what `write_saved` wrote. Raises `ConfigError` for a file that is none."""
     try:
         with safe_open(path, "numpy") as file:
-            header = json.loads((file.metadata() or {})["metrale"])
+            metadata = file.metadata() or {}
+            text = metadata["metrale"]
+            header = json.loads(text)
             if header.pop("format") != FORMAT:
                 raise ValueError(f"its format is not {FORMAT}")
             described = header.pop("arrays")
-            arrays = [_array_of(file.get_tensor(f"{i:06}"), facts) for i, facts in enumerate(described)]
+            raw = [file.get_tensor(f"{number:06}") for number in range(len(described))]
+            if metadata["sha256"] != _digest(text, raw):
+                raise ValueError("its digest is another")
+            arrays = [_array_of(one, facts) for one, facts in zip(raw, described, strict=True)]
     except OSError as error:
         raise ConfigError(f"state file {str(path)!r} cannot be read ({error}); check the path.") from None
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"state file {str(path)!r} is not what was saved ({error}); save it again.") from None
     return header, arrays
+
+
+def _digest(text: str, raw: Iterable[np.ndarray]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for one in raw:
+        digest.update(one)
+    return digest.hexdigest()
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
-from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.errors import ConfigError, MetraleError
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.rope_config import parse_rope, rope_params
@@ -47,6 +47,20 @@ class Family:
     quantised: tuple[str, ...] = ()
     ignored: tuple[str, ...] = field(default=(r".*rotary_emb\.inv_freq",))
     text_config: str = ""
+
+
+def described(family: Family, raw: RawConfig) -> Description:
+    """The family's description of a raw config. Raises `ConfigError`, also where a field is of a type that no family
+    expects there."""
+    try:
+        return family.describe(raw)
+    except MetraleError:
+        raise
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{raw.origin} does not describe a {family.name} model: a field is of another type or length than it must be "
+            f"({error}); correct the config."
+        ) from None
 
 
 def head_dim_of(raw: RawConfig) -> int:

@@ -50,7 +50,7 @@ class RawConfig:
     def choice(self, key: str, allowed) -> str:
         """One of `allowed`."""
         value = self._required(key, f"one of {sorted(allowed)}")
-        if value not in allowed:
+        if not isinstance(value, str) or value not in allowed:
             raise self._wrong(key, value, f"one of {sorted(allowed)}")
         return value
 
