@@ -94,8 +94,8 @@ def load_saved(path: Path, engine: Engine, model: Mapping[str, str], regime: Cal
     for name, here in model.items():
         if found.get(name) != here:
             raise ConfigError(
-                f"state file {str(path)!r} is of another model: its {name} is {found.get(name)!r}, here it is {here!r}; load "
-                "the model and the options that it was saved with."
+                f"state file {str(path)!r} is of another model: its {name} is {found.get(name)!r}, here it is "
+                f"{here!r}; load the model and the options that it was saved with."
             )
     try:
         facts = header["state"]

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from metrale_jax.engine.settings import MOST
 from metrale_jax.models.decoder import DecoderParams, Model
 from metrale_jax.sharding.rules import tensor_size
 from pallas_kernels.shapes import ceil_div
@@ -74,7 +73,7 @@ class Budget:
         """The most sequences of `context` tokens; 0 if not even one fits."""
         blocks = ceil_div(context, self.block_size) + 1
         most = max(0, (self.room - self.block - self.slot) // (blocks * self.block + self.slot))
-        return min(most, max(0, self._largest_pool(most) - 1) // blocks, MOST["max_sequences"])
+        return min(most, max(0, self._largest_pool(most) - 1) // blocks)
 
     def max_context(self, num_sequences: int, limit: int) -> int:
         """The longest context, up to `limit`, of so many sequences; 0 if not even a block each fits."""

@@ -9,6 +9,7 @@ from metrale_jax.aot.budget import Budget
 from metrale_jax.aot.chips import Chip
 from metrale_jax.aot.roofline import Work
 from metrale_jax.aot.workspace import Workspace
+from metrale_jax.engine.settings import MOST
 from pallas_kernels.shapes import ceil_div
 
 MIB = 1 << 20
@@ -46,6 +47,11 @@ class Plan:
     def fits(self) -> bool:
         """Whether what was asked for fits."""
         return self.workspace.refusal == "" and self.budget.fits(self.ask.num_sequences, self.ask.context)
+
+    @property
+    def largest_batch(self) -> int:
+        """The most sequences of the context asked for that fit, and that one engine runs."""
+        return min(self.budget.max_sequences(self.ask.context), MOST["max_sequences"])
 
     @property
     def kv_cache_mib(self) -> int:
@@ -105,7 +111,7 @@ class Plan:
             },
             "kv_block_bytes_per_device": budget.block,
             "kv_block_data_bytes_per_device": budget.block_data,
-            "largest_batch": budget.max_sequences(ask.context),
+            "largest_batch": self.largest_batch,
             "largest_context": budget.max_context(ask.num_sequences, ask.max_context),
             "workspace_by_program": dict(self.workspace.by_program),
             "decode": _step_data(self.decode, chip),
@@ -163,8 +169,7 @@ class Plan:
         yield "workspace", f"{size(budget.workspace)}, asked for by {self.workspace.largest} as compiled at full depth"
         total = budget.weights + pool + budget.kept + budget.workspace
         yield "fits", f"{self._verdict()}: {size(total)} of {size(budget.capacity)}"
-        batch = budget.max_sequences(ask.context)
-        yield "largest batch", f"{batch} sequences of {ask.context:,} tokens, with this workspace"
+        yield "largest batch", f"{self.largest_batch} sequences of {ask.context:,} tokens, with this workspace"
         longest = budget.max_context(ask.num_sequences, ask.max_context)
         why = ", the model's limit" if longest == ask.max_context else ""
         yield "largest context", f"{longest:,} tokens{why}, for {ask.num_sequences} sequences"

@@ -58,8 +58,8 @@ def described(family: Family, raw: RawConfig) -> Description:
         raise
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{raw.origin} does not describe a {family.name} model: a field is of another type or length than it must be "
-            f"({error}); correct the config."
+            f"{raw.origin} does not describe a {family.name} model: a field is of another type or length than it must "
+            f"be ({error}); correct the config."
         ) from None
 
 
