@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test runs under: checked shapes, strict dtypes, NaN in memory that nothing may read."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -73,19 +74,32 @@ class Golden:
 
 
 _LOADED: dict[tuple, Golden] = {}
+# Compiled programs hold thousands of memory mappings, of which a process may have some 65,000.
+MOST_LOADED = 6
 
 
 @pytest.fixture(scope="session")
 def golden():
-    """`golden(name)`: a stored checkpoint, loaded and compiled once a session."""
+    """`golden(name)`: a stored checkpoint, loaded and compiled once while it is among the last few of its module."""
 
     def load(name: str, block_size: int = 16) -> Golden:
         key = (name, block_size)
-        if key not in _LOADED:
-            _LOADED[key] = Golden(name, block_size)
+        _LOADED[key] = _LOADED.pop(key, None) or Golden(name, block_size)
+        if len(_LOADED) > MOST_LOADED:
+            del _LOADED[next(iter(_LOADED))]
+            gc.collect()
         return _LOADED[key]
 
     return load
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_go_with_their_module():
+    """What a module compiled is given back at its end."""
+    yield
+    _LOADED.clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
