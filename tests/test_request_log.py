@@ -2,6 +2,7 @@
 """The line that a request leaves behind, whichever way it ended."""
 
 import json
+from itertools import chain, repeat
 
 import pytest
 
@@ -15,8 +16,8 @@ PROMPT = tuple(range(2, 12))
 
 
 def world_of(log):
-    """A world with one slot, so that the second request waits for the first."""
-    chosen = iter((0, 0, 24, 1, 24, 1, 1, 1, 0))
+    """A world with one slot, so that the second request waits for the first, and nothing beyond."""
+    chosen = chain((0, 0, 24, 1, 24, 1, 1, 1, 0), repeat(0))
     world = World(lambda low, high: next(chosen))
     world.engine.on_finish = log
     return world
