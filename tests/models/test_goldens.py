@@ -14,11 +14,20 @@ from metrale_jax.loading import open_checkpoint
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.state.pool import make_pool
 from tests.conftest import GOLDENS
+from tests.sometimes import mostly_slow
 
 CASES = json.loads((GOLDENS / "cases.json").read_text())
 LENGTHS = {case["name"]: tuple(case.get("lengths", (1, 7, 33, 130))) for case in CASES}
 TOLERANCE = 1e-4
 STEPS_OF_GREEDY = 20
+# Beside each of these stands another case that runs the same code: a field spelled otherwise, a number of a rope type,
+# a family's second setting.
+RARE = {
+    *("llama-old-spelling", "llama-old-rope-type", "llama-yarn-mscale", "llama-yarn-attention-factor", "llama-linear"),
+    *("mistral-nowindow", "qwen3-yarn", "gemma3-linear", "phi3-default", "granite-bias", "qwen3-moe-sparse-step"),
+    *("mamba2-tied", "falcon-h1", "falcon-h1-norm-first", "qwen3-5-seeing", "olmo-hybrid-no-positions", "nemotron-h"),
+}
+MODELS = [case["name"] for case in CASES if "copy_of" not in case]
 
 
 def scored(model, fill, tokens):
@@ -33,7 +42,7 @@ def scored(model, fill, tokens):
     return model.steps.run("score", model.params, pool, state, padded, np.asarray([len(tokens)], np.int32))
 
 
-@pytest.mark.parametrize("name", [case["name"] for case in CASES if "copy_of" not in case])
+@pytest.mark.parametrize("name", mostly_slow(MODELS, set(MODELS) - RARE))
 def test_logits_and_greedy_tokens_are_those_of_transformers(name, golden, nan_pool):
     model = golden(name)
     for length in LENGTHS[name]:

@@ -15,8 +15,11 @@ from metrale_jax.state.formats import StateFormats
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.home import row_major
 from tests.conftest import nan_fill
+from tests.sometimes import mostly_slow
 
 NAMES = ["qwen3-next", "olmo-hybrid", "kimi-linear", "mamba2", "nemotron-h-experts", "bamba", "falcon-h1-norm"]
+# One of each kind of recurrent layer, the last with attention in the same layer.
+ALWAYS = ["qwen3-next", "kimi-linear", "nemotron-h-experts", "falcon-h1-norm"]
 ROWS, TOKENS, WIDTH, DRAFTS, SLOTS = 3, 160, 12, 3, 6
 TOLERANCE = 1e-4
 
@@ -66,7 +69,7 @@ class Hybrid:
         np.testing.assert_allclose(logits, want, rtol=0, atol=TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=mostly_slow(NAMES, ALWAYS))
 def hybrid(request, golden):
     return Hybrid(golden(request.param))
 
