@@ -68,12 +68,14 @@ class Device:
         self._has_slots = bool(layout.slot_groups)
         self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill, shapes.pool_slots)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
+        self._fresh_rows = partial(np.zeros, *kept_rows(shapes, params, self._has_slots))
         self.num_groups = len(layout.groups)
         self.reset()
 
     def reset(self) -> None:
         """Starts from an empty pool: what was in the old one is lost."""
         self.pool, self.last_tokens = self._fresh_pool(), jax.device_put(self._fresh_tokens())
+        self._rows = jax.device_put(self._fresh_rows())
 
     @property
     def pool_lost(self) -> bool:
@@ -125,6 +127,16 @@ class Device:
     def score(self, hidden: Hidden, targets: np.ndarray, num_logprobs: int) -> Any:
         """Log-probabilities of `targets [T]`, one after each prompt token run, and of the likeliest tokens."""
         return self._run("prompt_scores", (len(targets),), self._head, hidden.chunks, targets, num_top=num_logprobs)
+
+    def keep_rows(self, hidden: Hidden, units: np.ndarray) -> None:
+        """Keeps rows of `hidden.ends`, the last of them, one for each of `units`; those of unit 0 are not kept."""
+        sizes = len(hidden.ends), len(units)
+        self._rows = self._run("keep_rows", sizes, self._rows, hidden.ends, units)
+
+    @property
+    def kept_rows(self) -> Hidden:
+        """The rows kept by now, by unit: tokens can be drawn from them as from those of a step."""
+        return Hidden(self._rows, ())
 
     def put_tokens(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Sets the tokens that `slots` run next."""
@@ -253,6 +265,11 @@ def _part(blocks: Sequence[Sequence[int]], start: int) -> tuple[np.ndarray, ...]
 def slot_copies(count: int) -> int:
     """How many slots a program copies where `count` are to be: states are large, and one at a time is usual."""
     return 1 if count == 1 else COPIES
+
+
+def kept_rows(shapes: ShapePlan, params: DecoderParams, has_slots: bool) -> tuple[tuple[int, int], Any]:
+    """Shape and dtype of the hidden rows that are kept, one for each slot of the pool if there are some to keep."""
+    return (shapes.pool_slots if has_slots and shapes.num_snapshots else 0, params.embed.shape[1]), params.embed.dtype
 
 
 def head_of(params: DecoderParams) -> DecoderParams:

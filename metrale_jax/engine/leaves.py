@@ -11,16 +11,23 @@ from collections.abc import Hashable, Sequence
 
 # Attention over so many tokens costs about as much as everything else that is done for a token.
 DOUBLING_TOKENS = 16384
+# The generation of a node that was taken out of its tree by itself.
+GONE = -1
 
 
 class Node:
-    """One whole block of tokens, `key`, in a block of each group; 0 is a hole that a window left. A root has no block.
+    """One whole block of tokens, `key`, in a block of each group; 0 is a hole that a window left. A root has no block,
+    and a tail fewer tokens.
 
-    `snapshot` is the unit that holds the state of recurrent layers at its end, 0 for none (see `snapshots`).
-    `pins` counts the pins of this node and of all below it. A node of an older `generation` than its tree's is dead.
+    `snapshot` is the unit that holds the state of recurrent layers at its end, 0 for none (see `snapshots`); where it
+    `has_row`, the unit has the hidden row there too, from which the next token is drawn. `pins` counts the pins of this
+    node and of all below it. A node of an older `generation` than its tree's is dead.
     """
 
-    __slots__ = ("blocks", "children", "depth", "generation", "key", "parent", "pins", "queued", "snapshot", "worth")
+    __slots__ = (
+        *("blocks", "children", "depth", "generation", "has_row", "key", "parent", "pins", "queued", "snapshot"),
+        "worth",
+    )
 
     def __init__(self, parent: "Node | None", key: Hashable, blocks: tuple[int, ...], generation: int):
         self.parent, self.key, self.blocks, self.generation = parent, key, blocks, generation
@@ -28,6 +35,7 @@ class Node:
         self.depth = parent.depth + 1 if parent else 0
         self.pins = 1
         self.snapshot = 0
+        self.has_row = False
         self.worth = 0
         self.queued = False
 
@@ -41,7 +49,7 @@ class LeafQueue:
     def __init__(self, block_size: int):
         self._block_size = block_size
         self._heap: list[tuple[int, int, Node]] = []
-        self._clock = self._serial = 0
+        self._clock = self._serial = self._num_gone = 0
 
     def tick(self) -> None:
         """Time goes on by one."""
@@ -59,11 +67,23 @@ class LeafQueue:
             self._serial += 1
             heapq.heappush(self._heap, (leaf.worth, self._serial, leaf))
 
+    def discard(self, leaf: Node) -> None:
+        """`leaf` is no more."""
+        leaf.generation = GONE
+        self._num_gone += leaf.queued
+        if 2 * self._num_gone > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].generation != GONE]
+            heapq.heapify(self._heap)
+            self._num_gone = 0
+
     def pop(self) -> Node | None:
         """The leaf that is worth least, taken out; None if there is none."""
         while self._heap:
             worth, _, node = heapq.heappop(self._heap)
             node.queued = False
+            if node.generation == GONE:
+                self._num_gone -= 1
+                continue
             if node.pins or node.children:
                 continue
             if node.worth == worth:
@@ -73,8 +93,8 @@ class LeafQueue:
 
     def check(self, nodes: Sequence[Node]) -> None:
         """Asserts that of all `nodes` every leaf without pins is here, none twice, and nothing else is."""
-        queued = {id(node) for _, _, node in self._heap}
-        assert len(queued) == len(self._heap), "a node is queued twice"
+        queued = {id(node) for _, _, node in self._heap if node.generation != GONE}
+        assert len(queued) == len(self._heap) - self._num_gone, "a node is queued twice"
         assert queued == {id(node) for node in nodes if node.queued}, "a node does not know whether it is queued"
         for node in nodes:
             assert node.pins or node.children or node.queued, "a leaf cannot be evicted"

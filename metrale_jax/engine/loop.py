@@ -159,10 +159,13 @@ class Engine:
         if copies:
             self.guarded(decoding, lambda: self.device.copy_blocks(copies))
         if moves.into_slots(self, chunks) or copies:
-            decoding = [request for request in decoding if request.lease is not None]
-            chunks = [chunk for chunk in chunks if chunk[0].lease is not None and chunk[0] in self.roster.filling]
+            decoding, chunks = self._still_there(decoding, chunks)
         self.counters.enter("launch", self.clock())
-        num_launched = sum(self._launch(*part) for part in self._parts(decoding, chunks))
+        num_launched = 0
+        if whole := [request for request, size in chunks if not size]:
+            num_launched += self._launch_whole(whole)
+            decoding, chunks = self._still_there(decoding, chunks)
+        num_launched += sum(self._launch(*part) for part in self._parts(decoding, chunks))
         while len(self._unread) > num_launched:
             self._read_oldest()
         moves.settle_spilled(self)
@@ -242,6 +245,36 @@ class Engine:
 
     # Launching.
 
+    def _still_there(self, decoding: list[Request], chunks: list[Chunk]) -> tuple[list[Request], list[Chunk]]:
+        """Those of a step's requests that were not sent back, ended, or moved on."""
+        filling = set(self.roster.filling)
+        chunks = [chunk for chunk in chunks if chunk[0].lease is not None and chunk[0] in filling]
+        return [request for request in decoding if request.lease is not None], chunks
+
+    def _launch_whole(self, requests: list[Request]) -> bool:
+        """Draws the first tokens of requests of which all is there, the row after their last token too."""
+        followers = [one for request in requests for one in request.followers]
+        launched = self.guarded([*requests, *followers], lambda: self._drawn_whole(requests))
+        if launched is not None:
+            self._unread.append(launched)
+        return launched is not None
+
+    def _drawn_whole(self, requests: list[Request]) -> Launched:
+        hidden = self.device.kept_rows
+        drawing, copies = [], moves.Copies()
+        for request in requests:
+            unit = request.drawn_from
+            drawing += [(unit, one) for one in self._joined(request, copies)]
+        copies.run(self, None, 0)
+        return self._launched(hidden, drawing, self.shapes.pool_slots)
+
+    def _joined(self, request: Request, copies: moves.Copies) -> list[Request]:
+        """A request that is through its prompt, and those that fork from it."""
+        joined = self.roster.join(request)
+        copies.slots |= {one.slot: request.slot for one in joined[1:]}
+        self.draws.slots_changed()
+        return joined
+
     def _parts(self, decoding: list[Request], chunks: list[Chunk]) -> Iterator[tuple[list[Request], list[Chunk]]]:
         """What one program each runs of a step."""
         if self.shapes.mixes and decoding and chunks:
@@ -275,27 +308,27 @@ class Engine:
         hidden = self.device.advance(rows, fill)
         scores = self._scores(hidden, chunks, sizes)
         drawing = [(row, request) for row, request in enumerate(decoding)]
-        copies = {}  # by target: a unit may be taken twice in one step, and the second is who keeps it
+        copies = moves.Copies()
         for request in decoding:
             request.seq_len += 1
             request.in_flight += 1
-            copies[self.roster.memory.checkpoint(request)] = request.slot
-        for row, (request, size) in enumerate(chunks, start=sizes.decode_rows):
+            copies.slots[self.roster.memory.checkpoint(request)] = request.slot
+        for row, (request, size) in enumerate(chunks):
             request.seq_len += size
             shares = self.roster.memory.keep(request)
-            copies[self.roster.memory.snapshot(request)] = request.slot
+            copies.add(request, self.roster.memory.at_chunk_end(request), row)
             if request.lease.drop_behind_windows(request.seq_len) or shares:
                 self.slots.write(request.slot, request.lease)
             if not request.remaining:
-                joined = self.roster.join(request)
-                copies |= {one.slot: request.slot for one in joined[1:]}
-                drawing += [(row, one) for one in joined]
-                self.draws.slots_changed()
-        copies.pop(0, None)
-        if copies:
-            moves.copy_states(self, copies)
+                drawing += [(sizes.decode_rows + row, one) for one in self._joined(request, copies)]
+        copies.run(self, hidden, sizes.chunk_rows)
+        scored = tuple(chunks) if scores is not None else ()
         if not drawing:
-            return Launched(None, (), scores, tuple(chunks) if scores is not None else ())
+            return Launched(None, (), scores, scored)
+        return self._launched(hidden, drawing, sizes.num_ends, scores, scored)
+
+    def _launched(self, hidden, drawing: list[tuple[int, Request]], num_ends: int, scores=None, chunks=()) -> Launched:
+        """What is drawn from the rows of `hidden`, for the requests that go with them."""
         if any([request.constraint is not None for _, request in drawing]):
             resets = self._num_resets
             self._read_all()
@@ -306,15 +339,15 @@ class Engine:
             (
                 search,
                 [request for _, request in rows],
-                self.draws.candidates(self.device, hidden, rows, sizes.num_ends, search.num_candidates),
+                self.draws.candidates(self.device, hidden, rows, num_ends, search.num_candidates),
             )
             for search, rows in searching
         )
         if searching:
             drawing = [(row, request) for row, request in drawing if request.search is None]
-        out = self.draws.draw(self.device, hidden, drawing, sizes.num_ends) if drawing else None
+        out = self.draws.draw(self.device, hidden, drawing, num_ends) if drawing else None
         by_row = tuple(enumerate([request for _, request in drawing]))
-        return Launched(out, by_row, scores, tuple(chunks) if scores is not None else (), searches)
+        return Launched(out, by_row, scores, chunks, searches)
 
     def _scores(self, hidden, chunks: list[Chunk], sizes):
         wanted = [r.params.prompt_logprobs for r, _ in chunks if r.params.prompt_logprobs is not None and not r.output]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Memory`: the blocks of a pool, who holds them, and what of them is kept for later prompts."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from metrale_jax.engine.blocks import BlockAllocator
@@ -12,7 +12,7 @@ from metrale_jax.engine.pin import Pin
 from metrale_jax.engine.radix import RadixTree
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.saved import SavedState, SwapSpace
-from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy, Snapshots
+from metrale_jax.engine.snapshots import DEFAULT_POLICY, NOTHING_KEPT, KeptState, SnapshotPolicy, Snapshots
 from metrale_jax.engine.spill import Spill
 from pallas_kernels.shapes import ceil_div
 
@@ -58,21 +58,22 @@ class Memory:
 
     def begin(self, request: Request) -> int:
         """Gives a request its lease, over what is cached of its tokens; returns the blocks it takes to hold the rest
-        and one token more. At least its last token is left to run."""
+        and one token more. At least its last token is left to run, unless the row after it is kept."""
         before = self.num_available
         tables, pin = [], None
         saved = self._saved(request)
         if self._keep:
             tokens = request.tokens(0, request.num_tokens)
             # A prompt whose every row is looked at has to be run from its start, and a saved one has all that it needs.
-            most = 0 if saved or request.params.prompt_logprobs is not None else request.num_tokens - 1
-            match = self._match(request, tokens, most)
+            none = saved or request.params.prompt_logprobs is not None
+            match = self._match(request, tokens, none)
             tables, request.seq_len, pin = match.tables, match.num_tokens, Pin(self.tree, match.node)
-            request.resume = match.snapshot
+            request.resume, request.ending = match.snapshot, match.ending
+            request.drawn_from = match.snapshot if match.ending is not None else 0
             if request.request_id in self._found:
                 # Its state comes from there too, which may be deeper than what the pool has.
                 request.seq_len, request.resume = self._found[request.request_id].seq_len, 0
-            if self.snapshots is not None:
+            if self.snapshots is not None and match.ending is None:
                 request.cuts = self._cuts(request, match.num_seen)
         request.lease = Lease(self.allocators, self._windows, self.block_size, tables, pin=pin)
         if saved is not None:
@@ -86,20 +87,23 @@ class Memory:
         if self.snapshots is not None:
             self.snapshots.on_evict = spill.give_up_state
 
-    def _match(self, request: Request, tokens: list[int], most: int) -> Match:
+    def _match(self, request: Request, tokens: list[int], none: bool) -> Match:
         """What the tree has of the tokens; what the lower tier has after that is noted in `_found`."""
+        most = 0 if none else len(tokens) - 1
+        whole = self.snapshots is not None and self._policy.whole_prompts and not none
         regime = self._regime(request.known_len)
         namespace, spill = (*request.namespace, regime), self.spill
         if spill is None or not most:
-            return self.tree.match(namespace, tokens, most)
-        digests = spill.digests(namespace, tokens[:most])
+            return self.tree.match(namespace, tokens, most, whole=whole)
+        digests: list[str] = []
         wanted = [0, 0]
 
         def reach(path: list[Node], usable: int) -> int:
+            digests[:] = spill.digests(namespace, tokens[:most])
             wanted[:] = usable, spill.reach(digests, len(path), usable)
             return wanted[1]
 
-        match = self.tree.match(namespace, tokens, most, reach)
+        match = self.tree.match(namespace, tokens, most, reach, whole)
         usable, depth = wanted
         if depth <= usable:
             return match
@@ -145,13 +149,18 @@ class Memory:
     def grow(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
         """Room for `num_tokens` in the request's lease, and the copies that its next write needs; None if even
         eviction leaves too few blocks."""
-        wanted = request.lease.wanted(num_tokens, request.seq_len)
-        short = [count - allocator.num_free for allocator, count in zip(self.allocators, wanted, strict=True)]
-        if max(short) > 0:
-            if any(count > evictable for count, evictable in zip(short, self.tree.num_evictable, strict=True)):
-                return None
-            self.tree.evict(wanted)
+        if not self._has_free(request.lease.wanted(num_tokens, request.seq_len)):
+            return None
         return request.lease.grow(num_tokens, request.seq_len)
+
+    def _has_free(self, wanted: Sequence[int]) -> bool:
+        """Whether each group has its `wanted` free blocks, after evictions where that is enough."""
+        short = [count - allocator.num_free for allocator, count in zip(self.allocators, wanted, strict=True)]
+        if max(short) <= 0:
+            return True
+        if any(count > evictable for count, evictable in zip(short, self.tree.num_evictable, strict=True)):
+            return False
+        return self.tree.evict(wanted)
 
     def keep(self, request: Request) -> bool:
         """Puts the request's whole blocks whose writing is dispatched, and whose tokens are known, into the tree.
@@ -177,13 +186,58 @@ class Memory:
         least = request.seq_len + policy.min_tokens
         return tuple(sorted({length for asked, length in wanted if asked and length >= least}))
 
-    def snapshot(self, request: Request) -> int:
-        """The unit that the state of a request, whose chunk is dispatched, is to be copied to; 0 for none."""
-        if self.snapshots is None or not (self._policy.chunk_ends or request.seq_len in request.cuts):
-            return 0
-        pin = request.lease.pin
-        at_node = request.seq_len and pin.num_tokens == request.seq_len
-        return self.snapshots.take(pin.node) if at_node else 0
+    def at_chunk_end(self, request: Request) -> KeptState:
+        """What is to be kept of a request whose chunk is dispatched."""
+        policy, node = self._policy, None
+        if self.snapshots is None:
+            return NOTHING_KEPT
+        ends = policy.whole_prompts and not request.remaining
+        if ends or policy.chunk_ends or request.seq_len in request.cuts:
+            node, copies = self._node_at_end(request, with_tail=ends)
+        if node is None:
+            return NOTHING_KEPT
+        unit = self.snapshots.take(node)
+        return KeptState(unit, self.snapshots.take_row(node) if policy.whole_prompts else 0, copies)
+
+    def _node_at_end(self, request: Request, with_tail: bool) -> tuple[Node | None, tuple[BlockCopy, ...]]:
+        """The node at the end of what a request has run, and the copies that its blocks are to be made of."""
+        pin, size, length = request.lease.pin, self.block_size, request.seq_len
+        whole = length // size * size
+        if not length or pin.num_tokens != whole or not self.tree.knows(pin.node):
+            return None, ()
+        if length == whole:
+            return pin.node, ()
+        if not with_tail or not self.snapshots.stats.num_units:
+            return None, ()
+        if length > request.known_len and self._regime(length) != self._regime(request.known_len):
+            return None, ()
+        tokens = request.tokens(whole, length)
+        kept = pin.node.children.get(tuple(tokens))
+        if kept is not None:
+            return kept, ()
+        # The request goes on writing to its own block.
+        wanted = (1,) * len(self.allocators)
+        if not self._has_free(wanted):
+            return None, ()
+        targets = [allocator.allocate(1)[0] for allocator in self.allocators]
+        sources = [table[whole // size] for table in request.lease.tables]
+        pairs = zip(sources, targets, strict=True)
+        copies = tuple(BlockCopy(group, source, target) for group, (source, target) in enumerate(pairs))
+        return self.tree.add_tail(pin.node, tokens, tuple(targets)), copies
+
+    def tail_copies(self, request: Request) -> list[BlockCopy]:
+        """The copies that give a request its own of the block that its tokens end in, where all of them were found."""
+        if request.ending is None or not request.num_tokens % self.block_size:
+            return []
+        place = request.num_tokens // self.block_size
+        pairs = zip(request.ending.blocks, request.lease.tables, strict=True)
+        return [BlockCopy(group, block, table[place]) for group, (block, table) in enumerate(pairs)]
+
+    def let_go(self, request: Request) -> None:
+        """Unpins the ending of a request that no longer needs it."""
+        if request.ending is not None:
+            self.tree.release(request.ending)
+            request.ending = None
 
     def checkpoint(self, request: Request) -> int:
         """The same for a request that decodes."""
@@ -208,8 +262,9 @@ class Memory:
                 self._end_checkpoint(
                     request, request.lease.pin.node_at(request.checkpoint.num_tokens) if keep else None
                 )
+            self.let_go(request)
             request.lease.release()
-            request.lease, request.resume, request.cuts = None, 0, ()
+            request.lease, request.resume, request.drawn_from, request.cuts = None, 0, 0, ()
             self._found.pop(request.request_id, None)
 
     def forget(self, distrusted: bool = True) -> None:

@@ -4,20 +4,23 @@
 All of it is dispatched in the order of the calls, so that a step reads what was moved before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from metrale_jax.engine.arrays import padded
 from metrale_jax.engine.device import FAILURES
+from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.saved import SavedState
+from metrale_jax.engine.snapshots import KeptState
 
 
 def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
     """Whether anything was moved for requests that enter: states that were saved or found in a lower tier, and
     snapshots. A request whose state could not be moved is failed."""
-    returned, restores = engine.roster.returned(), engine.roster.restores()
+    returned, (restores, tails) = engine.roster.returned(), engine.roster.restores()
     for request, saved in returned:
         if request.lease is not None and saved is None:
             request.seq_len = 0  # nothing of it was written, so nothing may be kept
@@ -25,8 +28,16 @@ def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
         elif request.lease is not None:
             _put_back(engine, request, saved)
     if restores and chunks:
-        engine.guarded([request for request, _ in chunks], lambda: engine.device.copy_slots(restores))
+        engine.guarded([request for request, _ in chunks], lambda: _restored(engine, restores, tails))
+    for request, _ in chunks:
+        engine.memory.let_go(request)
     return bool(returned or restores)
+
+
+def _restored(engine: Any, restores: Sequence[tuple[int, int]], tails: Sequence[BlockCopy]) -> None:
+    if tails:
+        engine.device.copy_blocks(tails)
+    engine.device.copy_slots(restores)
 
 
 def _put_back(engine: Any, request: Request, saved: SavedState) -> None:
@@ -45,13 +56,38 @@ def _put_back(engine: Any, request: Request, saved: SavedState) -> None:
         engine.device.put_tokens(*(padded([one], engine.shapes.num_slots) for one in last))
 
 
-def copy_states(engine: Any, copies: Mapping[int, int]) -> None:
-    """Copies slots, the source of each target, to forks and snapshots. Raises what the device does."""
-    try:
-        engine.device.copy_slots([(source, target) for target, source in copies.items()])
-    except FAILURES:
-        engine.memory.forget(distrusted=False)  # snapshots among them were never written
-        raise
+@dataclass
+class Copies:
+    """What one step leaves of its sequences elsewhere, each by its target: one may be taken twice in a step, and the
+    second is who keeps it. `slots` are copied to forks and snapshots, `blocks` to tails, and hidden `rows`, by their
+    place among the ends of the step's chunks, to units."""
+
+    slots: dict[int, int] = field(default_factory=dict)
+    blocks: dict[tuple[int, int], BlockCopy] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+
+    def add(self, request: Request, kept: KeptState, row: int) -> None:
+        """What is kept of a request, whose chunk is `row` of them."""
+        self.slots[kept.unit] = request.slot
+        self.blocks |= {(copy.group, copy.target): copy for copy in kept.copies}
+        self.rows[kept.row_unit] = row
+
+    def run(self, engine: Any, hidden: Any, num_rows: int) -> None:
+        """Copies all; `hidden` are the step's rows, the last `num_rows` of them ends of chunks. Raises what the device
+        does."""
+        for by_target in (self.slots, self.rows):
+            by_target.pop(0, None)
+        try:
+            if self.blocks:
+                engine.device.copy_blocks(list(self.blocks.values()))
+            if self.slots:
+                engine.device.copy_slots([(source, target) for target, source in self.slots.items()])
+            if self.rows:
+                units = {row: unit for unit, row in self.rows.items()}
+                engine.device.keep_rows(hidden, padded([units.get(row, 0) for row in range(num_rows)], num_rows))
+        except FAILURES:
+            engine.memory.forget(distrusted=False)  # snapshots among them were never written
+            raise
 
 
 def saved_state(engine: Any, request: Request) -> SavedState | None:

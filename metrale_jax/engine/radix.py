@@ -5,14 +5,18 @@ One node a block, found by the tokens in it below the node of the block before. 
 block that it keeps. Whoever holds such a block besides pins its node, and with it the path to the root: a match and an
 insertion pin, a fork pins again, and a block that somebody else holds too is not taken in. So a node without a pin
 holds its blocks alone, and evicting it frees them all; this is what makes `num_evictable` exact.
+
+What is left of a prompt after its last whole block can have a node too, its tail, in a block that nobody else writes
+to. It is never on the way to another node, and of use only as long as a state is kept at its end.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from metrale_jax.engine.blocks import BlockAllocator
-from metrale_jax.engine.lease import first_visible_block
+from metrale_jax.engine.kept import KeptBlocks
 from metrale_jax.engine.leaves import LeafQueue, Node
-from metrale_jax.engine.match import Match, RadixStats, usable_depth
+from metrale_jax.engine.match import Match, RadixStats, ending_of, shared_tables, usable_depth, walked
 from metrale_jax.engine.snapshots import Snapshots
 
 
@@ -33,23 +37,24 @@ class RadixTree:
         self.block_size, self.snapshots = block_size, snapshots
         self.on_evict: Callable[[list[Node]], None] = lambda nodes: None
         self._allocators, self._windows, self._may_lack = allocators, windows, any(windows)
+        if snapshots is not None:
+            snapshots.on_loss = self._lose_tail
         self._roots: dict[Hashable, Node] = {}
         self._leaves = LeafQueue(block_size)
         self._generation = self._num_nodes = 0
         self._query_tokens = self._hit_tokens = self._evicted_nodes = 0
-        self._kept = [0] * len(allocators)
-        self._evictable = [0] * len(allocators)
+        self._kept = KeptBlocks(allocators)
 
     @property
     def num_evictable(self) -> tuple[int, ...]:
         """Blocks of each group that `evict` could free now; exact."""
-        return tuple(self._evictable)
+        return tuple(self._kept.evictable)
 
     @property
     def stats(self) -> RadixStats:
         """What the tree holds and what it was asked for."""
         counts = self._query_tokens, self._hit_tokens, self._evicted_nodes
-        return RadixStats(self._num_nodes, tuple(self._kept), *counts)
+        return RadixStats(self._num_nodes, tuple(self._kept.counts), *counts)
 
     def kept(self) -> list[Node]:
         """Every node but the roots."""
@@ -65,47 +70,43 @@ class RadixTree:
         tokens: Sequence[int],
         max_tokens: int,
         reach: Callable[[list[Node], int], int] | None = None,
+        whole: bool = False,
     ) -> Match:
         """The longest prefix of whole blocks, at most `max_tokens`, from which every group can go on; pinned.
 
         Blocks that the next token's window has left behind come back as 0, without a reference. The caller gives back
         the others, and the pin with `release`, also where nothing was found: the node is the namespace's root then.
 
-        `reach(path, usable)` may say that more of the `path` than its first `usable` nodes is of use.
+        `reach(path, usable)` may say that more of the `path` than its first `usable` nodes is of use. With `whole`, all
+        tokens match where the row after them is kept: the node that has it is the match's `ending`, pinned besides.
         """
         size = self.block_size
         limit = max(0, min(len(tokens), max_tokens))
-        root = node = self._roots.get(namespace) or self._new_root(namespace)
-        tokens = tuple(tokens[: limit // size * size])
-        path = []
-        for start in range(0, len(tokens), size):
-            child = node.children.get(tokens[start : start + size])
-            if child is None:
-                break
-            path.append(child)
-            node = child
+        root = self._roots.get(namespace) or self._new_root(namespace)
+        path = walked(root, tuple(tokens[: (len(tokens) if whole else limit) // size * size]), size)
+        ending = ending_of(path or [root], tokens, self._windows, size) if whole else None
+        if ending is not None:
+            self._pin_path(ending)
+            return replace(self._found(path or [root], len(tokens), ending), ending=ending)
+        del path[limit // size :]
         if self._may_lack and any(0 in node.blocks for node in path):
             del path[usable_depth(path, self._windows, size, stateless=True) :]
         num_seen = len(path) * size
         usable = len(path) if self.snapshots is None else usable_depth(path, self._windows, size, stateless=False)
         del path[usable if reach is None else min(len(path), reach(path, usable)) :]
-        root.pins += 1
-        for node in path:
-            if not node.pins:
-                self._count_evictable(node, -1)
-            node.pins += 1
-        num_tokens = len(path) * size
-        self._query_tokens += limit
+        state = path[-1] if self.snapshots is not None and 0 < len(path) <= usable else None
+        self._query_tokens += limit - len(path) * size
+        return replace(self._found(path or [root], len(path) * size, state), num_seen=num_seen)
+
+    def _found(self, path: list[Node], num_tokens: int, state: Node | None) -> Match:
+        """Pins the path, or the root that stands for an empty one; `state` has the snapshot that is gone on from."""
+        node = path[-1]
+        self._pin_path(node)
+        self._query_tokens += num_tokens
         self._hit_tokens += num_tokens
-        tables = []
-        for group, (allocator, window) in enumerate(zip(self._allocators, self._windows, strict=True)):
-            first = first_visible_block(num_tokens, window, size)
-            blocks = [node.blocks[group] for node in path[first:]]
-            allocator.share(blocks)
-            tables.append([0] * first + blocks)
-        node = path[-1] if path else root
-        snapshot = self.snapshots.use(node) if self.snapshots is not None and 0 < len(path) <= usable else 0
-        return Match(node, tables, num_tokens, num_seen, snapshot)
+        tables = shared_tables(path[: node.depth], num_tokens, self._allocators, self._windows, self.block_size)
+        snapshot = self.snapshots.use(state) if state is not None else 0
+        return Match(node, tables, num_tokens, num_tokens, snapshot)
 
     def insert(self, node: Node, tokens: Sequence[int], tables: Sequence[Sequence[int]]) -> Node:
         """The deepest node after extending pinned `node` by whole written blocks; the pin moves there.
@@ -130,10 +131,10 @@ class RadixTree:
                 child = self._add(node, key, blocks)
             else:
                 if not child.pins:
-                    self._count_evictable(child, -1)
+                    self._kept.count_evictable(child, -1)
                 child.pins += 1
                 if 0 in child.blocks:
-                    self._fill_holes(child, blocks)
+                    self._kept.fill(child, blocks)
             node = child
         return node
 
@@ -155,9 +156,17 @@ class RadixTree:
     def pin(self, node: Node) -> None:
         """One pin more on a pinned `node`, for a second holder of its path."""
         assert node.pins, "only what is pinned can be pinned again"
-        while node is not None:
-            node.pins += 1
-            node = node.parent
+        self._pin_path(node)
+
+    def add_tail(self, node: Node, tokens: Sequence[int], blocks: tuple[int, ...]) -> Node:
+        """The new node of fewer `tokens` than a block's below pinned `node`, in `blocks` that the caller gives it."""
+        assert 0 < len(tokens) < self.block_size and node.pins, "a tail is shorter than a block, and hangs on a pin"
+        tail = self._add(node, tuple(tokens), blocks)
+        for allocator, block in zip(self._allocators, blocks, strict=True):
+            allocator.release([block])
+        tail.pins = 0
+        self._let_go(tail)
+        return tail
 
     def release(self, node: Node) -> None:
         """One pin less on `node`. The caller gives its references on blocks back by itself, no later than this."""
@@ -168,9 +177,7 @@ class RadixTree:
             assert node.pins, "a pin is released once"
             node.pins -= 1
             if not node.pins:
-                self._leaves.value(node, self._num_nodes)
-                self._count_evictable(node, 1)
-                self._settle(node)
+                self._let_go(node)
             node = node.parent
 
     def evict(self, wanted: Sequence[int]) -> bool:
@@ -193,29 +200,20 @@ class RadixTree:
         if self.snapshots is not None:
             self.snapshots.clear()
         for node in list(self._nodes()):
-            node.snapshot = 0
-            self._release_blocks(node)
+            node.snapshot, node.has_row = 0, False
+            self._kept.release(node)
             node.children.clear()
         self._roots = {}
         self._leaves = LeafQueue(self.block_size)
         self._generation += 1
         self._num_nodes = 0
-        self._kept = [0] * len(self._allocators)
-        self._evictable = [0] * len(self._allocators)
+        self._kept.clear()
 
     def check(self) -> None:
         """Asserts all that the tree counts, against a walk over it."""
         nodes = self.kept()
-        groups = range(len(self._allocators))
         assert len(nodes) == self._num_nodes, f"{len(nodes)} nodes are counted as {self._num_nodes}"
-        for group in groups:
-            kept = [node.blocks[group] for node in nodes if node.blocks[group]]
-            assert len(kept) == len(set(kept)) == self._kept[group], "a block is kept once, and counted"
-            free = sum(1 for node in nodes if not node.pins and node.blocks[group])
-            assert free == self._evictable[group], f"{free} evictable blocks are counted as {self._evictable[group]}"
-            for node in nodes:
-                alone = node.pins or not node.blocks[group] or not self._allocators[group].shared(node.blocks[group])
-                assert alone, f"block {node.blocks[group]} is held by somebody who does not pin its node"
+        self._kept.check(nodes)
         self._leaves.check(nodes)
         if self.snapshots is not None:
             self.snapshots.check(nodes)
@@ -225,9 +223,10 @@ class RadixTree:
             assert node.pins or node.children or node.parent, "an empty root is left"
             for key, child in node.children.items():
                 assert child.key == key and child.parent is node and child.depth == node.depth + 1, "a wrong link"
-                assert len(key) == self.block_size, "a node is not a whole block"
-                for group in groups:
-                    assert child.blocks[group] or self._windows[group], "a hole without a window"
+                whole = len(key) == self.block_size
+                assert whole or (len(key) < self.block_size and not child.children), "a node is not a whole block"
+                for block, window in zip(child.blocks, self._windows, strict=True):
+                    assert block or (window and whole), "a hole without a window"
 
     def _nodes(self) -> Iterator[Node]:
         stack = list(self._roots.values())
@@ -243,28 +242,32 @@ class RadixTree:
 
     def _add(self, parent: Node, key: tuple, blocks: tuple[int, ...]) -> Node:
         child = parent.children[key] = Node(parent, key, blocks, self._generation)
-        for group, block in enumerate(blocks):
-            assert block or self._windows[group], "only a window leaves holes"
-            if block:
-                self._allocators[group].share([block])
-                self._kept[group] += 1
+        assert all(block or window for block, window in zip(blocks, self._windows, strict=True)), (
+            "only a window leaves holes"
+        )
+        self._kept.take(child)
         self._num_nodes += 1
         self._leaves.tick()
         return child
 
-    def _fill_holes(self, node: Node, blocks: tuple[int, ...]) -> None:
-        filled = list(node.blocks)
-        for group, block in enumerate(blocks):
-            if block and not filled[group] and not self._allocators[group].shared(block):
-                self._allocators[group].share([block])
-                self._kept[group] += 1
-                filled[group] = block
-        node.blocks = tuple(filled)
+    def _pin_path(self, node: Node | None) -> None:
+        while node is not None:
+            if not node.pins:
+                self._kept.count_evictable(node, -1)
+            node.pins += 1
+            node = node.parent
 
-    def _count_evictable(self, node: Node, change: int) -> None:
-        for group, block in enumerate(node.blocks):
-            if block:
-                self._evictable[group] += change
+    def _let_go(self, node: Node) -> None:
+        """A node without a pin may go, when its turn comes."""
+        self._leaves.value(node, self._num_nodes)
+        self._kept.count_evictable(node, 1)
+        self._settle(node)
+
+    def _lose_tail(self, node: Node) -> None:
+        """A tail without a state is of no more use."""
+        if len(node.key) < self.block_size and not node.pins:
+            self._leaves.discard(node)
+            self._remove(node)
 
     def _settle(self, node: Node) -> None:
         """An unpinned node without children can be evicted, an unpinned root without children is forgotten."""
@@ -276,17 +279,10 @@ class RadixTree:
             self._leaves.push(node)
 
     def _remove(self, leaf: Node) -> None:
-        self._count_evictable(leaf, -1)
-        for group, block in enumerate(leaf.blocks):
-            self._kept[group] -= bool(block)
-        self._release_blocks(leaf)
+        self._kept.evict(leaf)
         if self.snapshots is not None:
             self.snapshots.drop(leaf)
         self._num_nodes -= 1
         self._evicted_nodes += 1
         del leaf.parent.children[leaf.key]
         self._settle(leaf.parent)
-
-    def _release_blocks(self, node: Node) -> None:
-        for allocator, block in zip(self._allocators, node.blocks, strict=False):
-            allocator.release([block])

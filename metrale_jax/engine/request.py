@@ -10,6 +10,7 @@ import numpy as np
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.engine.beam import Hypothesis
 from metrale_jax.engine.lease import Lease
+from metrale_jax.engine.leaves import Node
 from metrale_jax.engine.snapshots import Checkpoint
 from metrale_jax.sampling.constraints import Constraint
 from metrale_jax.sampling.params import SamplingParams
@@ -62,7 +63,9 @@ class Request:
     its `error`, once the step that it left nothing to draw is read.
 
     Where layers keep recurrent state, `resume` is the snapshot that its slot is to begin with, 0 for none, `cuts` are
-    lengths at which chunks of its prompt end, and `checkpoint` is what was last kept of its state while it decoded.
+    lengths at which chunks of its prompt end, and `checkpoint` is what was last kept of its state while it decoded. One
+    whose tokens were all found draws its next one from the row of the unit `drawn_from`, and pins the node `ending`
+    until that node's content is where it goes on from.
     """
 
     request_id: int
@@ -86,6 +89,8 @@ class Request:
     hypotheses: tuple[Hypothesis, ...] = ()
     lease: Lease | None = None
     resume: int = 0
+    drawn_from: int = 0
+    ending: Node | None = None
     cuts: tuple[int, ...] = ()
     checkpoint: Checkpoint | None = None
     slot: int = 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.saved import SavedState
@@ -43,6 +44,7 @@ class Roster:
         self._counters, self._clock = counters, clock
         self._refused = (0, 0, 0)
         self._restores: list[tuple[int, int]] = []
+        self._tails: list[BlockCopy] = []
         self._returned: list[tuple[Request, SavedState | None]] = []
 
     @property
@@ -130,15 +132,17 @@ class Roster:
             self._returned.append((request, None))
         if request.resume:
             self._restores.append((request.resume, request.slot))
+            self._tails += self.memory.tail_copies(request)
             request.resume = 0
         if not request.entered:
             request.cached_tokens, request.entered = request.seq_len, True
             self._counters.count_prompt(len(request.prompt), request.cached_tokens)
         self.filling.append(request)
 
-    def restores(self) -> list[tuple[int, int]]:
-        """Snapshots and the slots that they have to be copied to before the next step; told once."""
-        restores, self._restores = self._restores, []
+    def restores(self) -> tuple[list[tuple[int, int]], list[BlockCopy]]:
+        """Snapshots and the slots that they have to be copied to before the next step, and copies of blocks that go
+        with them; told once."""
+        restores, self._restores, self._tails = (self._restores, self._tails), [], []
         return restores
 
     def returned(self) -> list[tuple[Request, SavedState | None]]:
@@ -155,6 +159,7 @@ class Roster:
     def join(self, request: Request) -> list[Request]:
         """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""
         self.filling.remove(request)
+        request.drawn_from = 0
         followers = [] if request.search else [one for one in request.followers if not one.finished]
         request.followers = []
         for one in followers:

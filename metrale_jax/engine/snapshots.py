@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.leaves import Node
 
 
@@ -18,13 +19,17 @@ class SnapshotPolicy:
     """Where snapshots are taken: with `chunk_ends` wherever a chunk of a prompt ends with a block; with `last_block` at
     the end of a prompt's last whole block, for which its last chunk is cut; with `branches` where a prompt leaves one
     that was run before, for which it is cut too; and every `decode_blocks` blocks of an answer, 0 for never, of which
-    the last is kept when it ends. A prompt is not cut for less than `min_tokens` tokens since what it found cached."""
+    the last is kept when it ends. A prompt is not cut for less than `min_tokens` tokens since what it found cached.
+
+    With `whole_prompts` one is taken at the very end of each prompt too, with the hidden row there: of a prompt that
+    comes again nothing is run, its first token is drawn from that row."""
 
     chunk_ends: bool = True
     last_block: bool = True
     branches: bool = True
     decode_blocks: int = 4
     min_tokens: int = 32
+    whole_prompts: bool = True
 
 
 DEFAULT_POLICY = SnapshotPolicy()
@@ -37,6 +42,19 @@ class Checkpoint:
     unit: int
     num_tokens: int
     generation: int
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """What is to be copied of a sequence where a chunk ended: its state to `unit`, its hidden row to that of
+    `row_unit`, 0 for nowhere, and the blocks of its tail."""
+
+    unit: int = 0
+    row_unit: int = 0
+    copies: tuple[BlockCopy, ...] = ()
+
+
+NOTHING_KEPT = KeptState()
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class Snapshots:
         self._taken = self._hits = self._evicted = 0
         self._generation = 0
         self.on_evict: Callable[[Node, int], None] = lambda node, unit: None
+        self.on_loss: Callable[[Node], None] = lambda node: None
         self.clear()
 
     @property
@@ -94,6 +113,13 @@ class Snapshots:
         if unit:
             self._attach(node, unit)
         return unit
+
+    def take_row(self, node: Node) -> int:
+        """The unit that the hidden row at the end of `node` is to be kept with; 0 if it is, or there is no state."""
+        if node.has_row or not node.snapshot:
+            return 0
+        node.has_row = True
+        return node.snapshot
 
     def checkpoint(self, num_tokens: int) -> Checkpoint | None:
         """A unit for the state of a running sequence, None where too many have one."""
@@ -125,7 +151,7 @@ class Snapshots:
             self.on_evict(node, node.snapshot)
             del self._nodes[node.snapshot], self._worth[node.snapshot]
             self._free.append(node.snapshot)
-            node.snapshot = 0
+            node.snapshot, node.has_row = 0, False
 
     def check(self, nodes: list[Node]) -> None:
         """Asserts that each unit is in one place, and that `nodes`, all there are, agree."""
@@ -133,6 +159,7 @@ class Snapshots:
         held = [*self._free, *self._nodes, *self._running]
         assert sorted(held) == list(self._units), "a snapshot is nowhere, or in two places"
         assert set(self._worth) == set(self._nodes)
+        assert all(node.snapshot for node in nodes if node.has_row), "a row without a state"
 
     def _attach(self, node: Node, unit: int) -> None:
         node.snapshot = unit
@@ -154,7 +181,9 @@ class Snapshots:
                 continue  # it was used since, or is gone
             self._clock = worth
             self._evicted += 1
-            self.drop(self._nodes[unit])
+            node = self._nodes[unit]
+            self.drop(node)
+            self.on_loss(node)
             return self._free.pop()
         return 0
 

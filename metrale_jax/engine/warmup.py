@@ -41,6 +41,14 @@ class Pick:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """A program that keeps the last `rows` of `num_ends` hidden rows."""
+
+    num_ends: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class Score:
     """A program that scores `num_tokens` prompt tokens."""
 
@@ -62,7 +70,7 @@ class CopySlots:
 
 # A first question under a chat template.
 SHORT_PROMPT = 32
-Program = Advance | Draw | Pick | Score | Copy | CopySlots
+Program = Advance | Draw | Pick | Keep | Score | Copy | CopySlots
 
 
 def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh | None = None) -> DecoderParams:
@@ -90,7 +98,10 @@ def all_programs(shapes: ShapePlan, vocab_size: int, has_slots: bool = False) ->
     picks = [Pick(count, size) for count in ends for size in rows]
     scores = [Score(tokens, most) for tokens in sorted({a.chunk_tokens for a in advances if a.chunk_tokens})]
     copies = (Copy(), *((CopySlots(1), CopySlots(COPIES)) if has_slots else ()))
-    return (*advances, *draws, *scores, *picks, *copies)
+    if has_slots and shapes.num_snapshots:
+        keeps = sorted({(advance.num_ends, advance.chunk_rows) for advance in advances if advance.chunk_rows})
+        copies += (*(Keep(*sizes) for sizes in keeps), *(Pick(shapes.pool_slots, size) for size in rows))
+    return tuple(dict.fromkeys((*advances, *draws, *scores, *picks, *copies)))
 
 
 def compile_programs(
@@ -142,6 +153,9 @@ class _Plan:
                 self.steps.executable("finish", *arguments, num_logprobs=num_logprobs)
             case Pick(num_ends, rows):
                 self.steps.executable("pick_rows", self._hidden(num_ends), _ints(rows))
+            case Keep(num_ends, rows):
+                kept = self._hidden(self.shapes.pool_slots)
+                self.steps.executable("keep_rows", kept, self._hidden(num_ends), _ints(rows))
             case Score(tokens, num_logprobs):
                 arguments = head, self._hidden(tokens), _ints(tokens)
                 self.steps.executable("prompt_scores", *arguments, num_top=num_logprobs)

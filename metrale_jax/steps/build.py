@@ -36,7 +36,7 @@ from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
 from metrale_jax.steps.prompt_scores import prompt_logprobs
 from metrale_jax.steps.score import score
-from metrale_jax.steps.serving import advance, candidates, finish, pick_rows, put_tokens
+from metrale_jax.steps.serving import advance, candidates, finish, keep_rows, pick_rows, put_tokens
 from metrale_jax.steps.verify import verify
 from pallas_kernels.dispatch import DispatchError
 
@@ -65,6 +65,7 @@ UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
         "read_slots": (read_slots, ()),
         "write_slots": (write_slots, (0,)),
         "pick_rows": (pick_rows, ()),
+        "keep_rows": (keep_rows, ()),
         "put_tokens": (put_tokens, ()),
     }
 )

@@ -108,6 +108,11 @@ def pick_rows(hidden: Float[Array, "Q D"], picks: Int[Array, " R"]) -> Float[Arr
     return hidden.at[picks].get(mode="clip")
 
 
+def keep_rows(kept: Float[Array, "U D"], hidden: Float[Array, "Q D"], places: Int[Array, " n"]) -> Float[Array, "U D"]:
+    """`kept` with the last `n` rows of `hidden` at `places`; place 0 is for those that are not kept."""
+    return kept.at[places].set(hidden[-places.shape[0] :], mode="promise_in_bounds")
+
+
 def finish(
     model: Model,
     params: DecoderParams,

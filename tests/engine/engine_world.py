@@ -2,7 +2,7 @@
 """An engine over a `FakeDevice`, loads for it, the answer that each request has alone, and what must always hold."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,11 +108,13 @@ class Job:
         return min(self.params.max_tokens or CONTEXT, CONTEXT - len(self.prompt))
 
 
-def random_job(choose: Choose, max_sequences: int) -> Job:
-    """Any request; the plainest where `choose` picks the lowest."""
+def random_job(choose: Choose, max_sequences: int, earlier: Sequence[tuple[int, ...]] = ()) -> Job:
+    """Any request, now and then with a prompt of `earlier`; the plainest where `choose` picks the lowest."""
     stem = STEMS[choose(0, len(STEMS) - 1)]
     own = [2 + (choose(0, VOCAB - 3))] * choose(0, 3)
     prompt = (*stem[: choose(1 - bool(own), 34)], *own) or (2,)
+    if earlier and choose(0, 2) == 2:
+        prompt = earlier[choose(0, len(earlier) - 1)]
     if choose(0, 19) == 19:
         return search_job(choose, prompt)
     rare = choose(0, 15)
@@ -226,7 +228,8 @@ class World:
         snapshots = Snapshots(self.num_slots + 1, num_snapshots) if recurrent else None
         decode_blocks = choose(0, 2) if recurrent else 0
         flags = [choose(0, 3) > 0 for _ in range(3)] if recurrent else [True] * 3
-        policy = SnapshotPolicy(*flags, decode_blocks, choose(0, 2 * BLOCK) if recurrent else 0)
+        cuts = decode_blocks, choose(0, 2 * BLOCK) if recurrent else 0
+        policy = SnapshotPolicy(*flags, *cuts, whole_prompts=choose(0, 3) > 0 if recurrent else True)
         swap_bytes = (0, 0, 60, 400)[choose(0, 3)]
         self.rules = Rules(regime, recompute_len, VOCAB)
         memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep, snapshots, policy, swap_bytes)
@@ -242,6 +245,11 @@ class World:
         self.sent: list[Sent] = []
         self.live: list[Sent] = []
         self.steps = self.num_broken = 0
+
+    @property
+    def earlier(self) -> list[tuple[int, ...]]:
+        """The last prompts."""
+        return [one.job.prompt for one in self.sent[-8:]]
 
     def submit(self, job: Job) -> bool:
         """Whether the request was taken; one that can never be served is not."""
@@ -406,6 +414,12 @@ class World:
         request, spans = one.request, self.device.sequences[one.request.request_id].spans
         if not request.output:
             return
+        if request.cached_tokens == len(request.prompt):
+            expect(self.device.num_kept_rows_used, "a prompt was found whole, and no row drawn from")
+        if not spans:
+            found = request.cached_tokens == len(request.prompt) and len(request.output) == 1
+            expect(found, "nothing was run of a prompt that was not found")
+            return
         expect(self.keep or not request.cached_tokens, "something was cached without a cache")
         starts, stops = zip(*spans, strict=True)
         expect(starts[0] == request.cached_tokens, f"{starts[0]} tokens were skipped, not {request.cached_tokens}")
@@ -413,6 +427,7 @@ class World:
         limit = self.rules.recompute_len
         again = len(jumps) == 1 and len(request.prompt) <= limit == jumps[0][0]
         back = again and jumps[0][1] < limit and jumps[0][1] % BLOCK == 0 and (self.keep or not jumps[0][1])
+        back |= again and self.device.recurrent and jumps[0][1] == limit + 1  # all of it was found under the new ones
         expect(not jumps or back, f"tokens were run twice or never: {spans}")
 
     def check_order(self) -> None:

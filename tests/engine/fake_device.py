@@ -146,7 +146,7 @@ class FakeDevice:
         self.holders: Callable[[], Iterable[Request]] = tuple
         self.failures: list[Failure] = []
         self.broken_rows = 0
-        self.num_failed = self.num_steps = self.num_copies = self.num_returns = 0
+        self.num_failed = self.num_steps = self.num_copies = self.num_returns = self.num_kept_rows_used = 0
         self._sizes = num_blocks, num_slots, num_snapshots
         self.reset()
 
@@ -158,6 +158,7 @@ class FakeDevice:
         self._pools = [np.full((num_blocks, self.block_size), POISON) for _ in self.windows]
         self._last_tokens = [0] * (num_slots + 1)
         self._states = [(int(POISON), -1)] * (1 + num_slots + num_snapshots)
+        self._rows = [int(POISON)] * len(self._states)
         self._queue: deque[Callable[[], None]] = deque()
         self.pool_lost = False
 
@@ -261,6 +262,32 @@ class FakeDevice:
                 self._states[target] = state
 
         self._queue.append(run)
+
+    def keep_rows(self, hidden: Hidden, units: np.ndarray) -> None:
+        """Keeps the last hidden rows."""
+        self._call("keep_rows")
+        units = units.tolist()
+
+        def run():
+            kept = [unit for unit in units if unit]
+            expect(kept and len(set(kept)) == len(kept), "a row is kept twice in one place, or none is")
+            expect(len(hidden.ends.value) >= len(units), "more rows are kept than there are")
+            for unit, row in zip(units, hidden.ends.value[-len(units) :], strict=True):
+                self._rows[unit] = row
+
+        self._queue.append(run)
+
+    @property
+    def kept_rows(self) -> Hidden:
+        """The rows that are kept by now."""
+        hidden = Hidden(Later(), ())
+
+        def run():
+            self.num_kept_rows_used += 1
+            hidden.ends.value = list(self._rows)
+
+        self._queue.append(run)
+        return hidden
 
     def read_blocks(self, blocks: Sequence[Sequence[int]]) -> Any:
         """Owes what is in the blocks."""

@@ -8,7 +8,7 @@ import pytest
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.buckets import make_shape_plan
 from metrale_jax.engine.settings import EngineConfig, blocks_for, within_pool
-from metrale_jax.engine.warmup import Draw, Pick, all_programs, first_programs
+from metrale_jax.engine.warmup import Draw, Keep, Pick, all_programs, first_programs
 from metrale_jax.state.paged import PagedKvSpec
 from metrale_jax.state.pool import make_layout
 
@@ -18,13 +18,16 @@ CONFIGS = [
     EngineConfig(max_sequences=6, prefill_tokens=100, prefill_rows=4),
     EngineConfig(max_sequences=33, prefill_tokens=2048, prefill_rows=1),
     EngineConfig(max_sequences=64, mixed_steps=False),
+    EngineConfig(max_sequences=5, num_snapshots=9),
 ]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_size_fits_its_shape_and_every_shape_is_announced(config):
     shapes = make_shape_plan(config, 2)
-    announced = set(all_programs(shapes, 100))
+    programs = all_programs(shapes, 100, has_slots=config.num_snapshots > 0)
+    announced = set(programs)
+    assert len(announced) == len(programs)
     for count in range(1, config.max_sequences + 1):
         assert count <= shapes.row_bucket(count) <= config.max_sequences
         assert {Draw(shapes.row_bucket(count), extras) for extras in (False, True)} <= announced
@@ -37,6 +40,9 @@ def test_every_size_fits_its_shape_and_every_shape_is_announced(config):
                 assert sizes in announced
                 for drawing in (1, config.max_sequences):
                     assert Pick(sizes.num_ends, shapes.row_bucket(drawing)) in announced
+                    found_whole = Pick(shapes.pool_slots, shapes.row_bucket(drawing)) in announced
+                    assert found_whole or not config.num_snapshots
+                assert not config.num_snapshots or Keep(sizes.num_ends, sizes.chunk_rows) in announced
     for num_decoding in range(1, config.max_sequences + 1):
         assert shapes.advance(num_decoding, 0, 0) in announced
     assert set(first_programs(shapes)) <= announced

@@ -5,6 +5,8 @@ Snapshots present, evicted, left by a stranger, on the host or on disk; preempte
 with strangers beside it: the tokens are those of the same request alone on an engine with nothing optional.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -67,6 +69,26 @@ def test_snapshots_present_and_left_by_strangers(kit, llm, params):
     assert min(one.usage.cached_tokens for one in (second, third, last)) >= 80
     again = kit.holds(llm, kit.prompts, params)
     assert min(result.usage.cached_tokens for result in again) >= 80
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"temperature": 0}, {"seed": 4}, {"n": 3, "seed": 9}, {"seed": 2, "repetition_penalty": 1.3, "min_tokens": 3}],
+    ids=["greedy", "sampled", "several", "ruled"],
+)
+def test_of_a_prompt_that_comes_again_nothing_is_run_and_the_answer_is_the_same_to_the_bit(kit, llm, changes):
+    params = SamplingParams(**{"logprobs": 3, "max_tokens": 10, "ignore_eos": True, **changes})
+    for prompt in (kit.strangers[8][: 37 + len(changes)], kit.strangers[9][:48], [kit.strangers[10][len(changes)]]):
+        llm.engine.memory.tree.clear()
+        cold, *warm = (llm.generate([prompt], params)[0] for _ in range(3))
+        assert [one.usage.cached_tokens for one in (cold, *warm)] == [0, len(prompt), len(prompt)]
+        for one in warm:
+            for mine, first in zip(one.choices, cold.choices, strict=True):
+                assert (mine.token_ids, mine.logprobs) == (first.token_ids, first.logprobs)
+        plain = kit._plain.generate([prompt], params)[0]
+        assert [one.token_ids for one in cold.choices] == [one.token_ids for one in plain.choices]
+    scored = llm.generate([prompt], replace(params, prompt_logprobs=2))[0]
+    assert scored.usage.cached_tokens == 0 and scored.token_ids == cold.token_ids
 
 
 def test_strangers_beside_it(kit, llm):

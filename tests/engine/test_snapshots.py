@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where states of recurrent layers are kept, found again and given up, over a device that knows what each has seen."""
 
+from dataclasses import replace
+
 import pytest
 
 from metrale_jax.engine.leaves import Node
@@ -12,9 +14,10 @@ from tests.engine.engine_world import BLOCK, Job, World
 SHARED = tuple(range(2, 13))  # two whole blocks and three tokens
 
 
-def world_of(num_snapshots=8, decode_blocks=0, chunk_ends=True, last_block=True, branches=True, prefill_tokens=24):
+def world_of(num_snapshots=8, decode_blocks=0, prefill_tokens=24, whole_prompts=False, **flags):
     """One group without a window, layers with recurrent state, and the policy asked for."""
-    policy = decode_blocks, chunk_ends, last_block, branches, 0
+    cuts = (flags.get(name, True) for name in ("chunk_ends", "last_block", "branches"))
+    policy = decode_blocks, *cuts, 0, whole_prompts
     chosen = iter([0, 0, 60, 6, prefill_tokens, 6, 1, 1, 0, 1, num_snapshots, *policy])
     return World(lambda low, high: next(chosen, 0))
 
@@ -36,6 +39,115 @@ def test_an_equal_prompt_goes_on_from_its_last_whole_block():
     first, second = run(world, SHARED, SHARED)
     assert (first.cached_tokens, second.cached_tokens) == (0, 2 * BLOCK)
     assert world.engine.stats().snapshot_hits == 1
+
+
+def spans_of(world, request):
+    return world.device.sequences[request.request_id].spans
+
+
+@pytest.mark.parametrize("length", [1, 3, BLOCK, 2 * BLOCK + 3, 3 * BLOCK])
+def test_of_a_prompt_that_was_run_whole_nothing_is_run_again(length):
+    world = world_of(whole_prompts=True)
+    first, second, third = run(world, *[(SHARED * 2)[:length]] * 3, max_tokens=6)
+    assert [request.cached_tokens for request in (first, second, third)] == [0, length, length]
+    assert spans_of(world, second)[0] == spans_of(world, third)[0] == (length, length + 1)
+    assert first.output == second.output == third.output, "all of one seed"
+
+
+def test_a_prompt_that_is_asked_again_while_the_first_still_runs_shares_no_block_that_it_writes_to():
+    world = world_of(whole_prompts=True)
+    job = Job(SHARED, SamplingParams(max_tokens=9, ignore_eos=True), (0,))
+    world.submit(job)
+    for _ in range(4):
+        world.step()
+    world.submit(replace(job, seeds=(1,)))
+    world.finish()
+    first, second = (one.request for one in world.sent)
+    assert second.cached_tokens == len(SHARED) and first.output != second.output
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"n": 3}, {"beam_width": 2, "n": 2}, {"logprobs": 2}, {"repetition_penalty": 1.5}, {"regex": "any"}],
+    ids=lambda params: next(iter(params)),
+)
+def test_a_prompt_found_whole_is_answered_under_any_parameters(params):
+    world = world_of(whole_prompts=True)
+    run(world, SHARED)
+    constraint = ("plain", 0) if "regex" in params else None
+    sampling = SamplingParams(max_tokens=5, ignore_eos=constraint is None, **params)
+    world.submit(Job(SHARED, sampling, (0,) * params.get("n", 1), constraint=constraint))
+    world.finish()
+    assert world.sent[-1].request.finish_reason in ("length", "stop")
+    assert all(one.request.cached_tokens == len(SHARED) for one in world.sent[1:])
+
+
+def test_what_parts_prompts_parts_their_ends():
+    world = world_of(whole_prompts=True)
+    run(world, SHARED)
+    for params in ({"cache_salt": "other"}, {"prompt_logprobs": 1}):
+        world.submit(Job(SHARED, SamplingParams(max_tokens=2, ignore_eos=True, **params), (0,)))
+        while world.step():
+            world.check()
+        assert world.sent[-1].request.cached_tokens == 0
+    [longer] = run(world, (*SHARED, 3))
+    assert longer.cached_tokens == 2 * BLOCK, "a tail is no block"
+
+
+@pytest.mark.parametrize("name", ["copy", "copy_slots", "draw", "fetch"])
+@pytest.mark.parametrize("takes_pool", [False, True])
+def test_a_prompt_found_whole_gives_back_what_it_held_where_its_step_fails(name, takes_pool):
+    world = world_of(whole_prompts=True)
+    run(world, SHARED)
+    world.fail(name, 0, takes_pool)
+    second, third = run(world, SHARED, SHARED)
+    assert world.device.num_failed == 1
+    assert second.finish_reason == ("length" if name == "fetch" and takes_pool else "error")
+    lost = takes_pool or name == "fetch"
+    assert third.cached_tokens == (len(SHARED) if not lost or second.finish_reason == "length" else 0)
+    assert third.output == world.sent[0].answer
+
+
+@pytest.mark.parametrize("name", ["copy", "copy_slots", "keep_rows"])
+def test_an_end_that_was_never_written_is_not_kept(name):
+    world = world_of(whole_prompts=True)
+    world.fail(name, 0, takes_pool=False)
+    first, second, third = run(world, SHARED, SHARED, SHARED)
+    assert first.finish_reason == "error" and second.cached_tokens == 0 and third.cached_tokens == len(SHARED)
+
+
+def test_a_prompt_that_is_planned_and_then_not_served_holds_nothing():
+    world = world_of(whole_prompts=True)
+    run(world, SHARED)
+    memory = world.engine.memory
+    world.submit(Job(SHARED, SamplingParams(max_tokens=2, ignore_eos=True), (0,)))
+    request = world.sent[-1].request
+    request.known_len = len(SHARED)
+    memory.begin(request)
+    [ending] = [node for node in memory.tree.kept() if len(node.key) < BLOCK]
+    assert request.ending is ending and ending.pins == 1 and request.remaining == 0
+    memory.end(request, keep=False)
+    request.seq_len = 0
+    assert not ending.pins and request.ending is None
+    world.finish()
+    assert request.cached_tokens == len(SHARED)
+
+
+def test_an_end_goes_with_its_state_and_with_its_block():
+    world = world_of(num_snapshots=1, whole_prompts=True, chunk_ends=False, last_block=False)
+    run(world, SHARED, SHARED[:7])
+    tails = [node.key for node in world.engine.memory.tree.kept() if len(node.key) < BLOCK]
+    assert tails == [SHARED[4:7]], "the first one's state had to go, and a tail is no use without"
+    world.engine.memory.tree.evict([60])
+    world.check()
+    assert world.engine.stats().used_snapshots == 0
+
+
+def test_a_tail_taken_out_leaves_no_trace_among_the_leaves():
+    world = world_of(num_snapshots=2, whole_prompts=True, chunk_ends=False, last_block=False)
+    run(world, *((*SHARED[:5], token) for token in range(2, 13)), *((token, 2) for token in range(2, 13)))
+    assert world.engine.stats().snapshots_evicted >= 20
+    assert len([node for node in world.engine.memory.tree.kept() if len(node.key) < BLOCK]) == 2
 
 
 def test_snapshots_at_chunk_ends_alone_land_in_the_unique_tails_and_serve_no_other_prompt():
