@@ -132,6 +132,15 @@ class Memory:
         saved = self.swap.take(request.request_id)
         return found if saved is None else saved
 
+    def promote(self, request: Request) -> KeptState:
+        """Keeps in the tree what was just put back of a prefix that was found in a lower tier, and says where its state
+        goes: the next to ask for it finds both here."""
+        self.keep(request)
+        pin = request.lease.pin
+        if self.snapshots is None or pin.num_tokens != request.seq_len or not self.tree.knows(pin.node):
+            return NOTHING_KEPT
+        return KeptState(self.snapshots.take(pin.node))
+
     def saved_state(self, request: Request, blocks: Any, slot: Any, num_bytes: int) -> SavedState:
         """The state of a request, whose blocks (see `held_blocks`) and slot hold `blocks` and `slot`."""
         held = tuple(tuple(i for i, block in enumerate(table) if block) for table in self._written(request))

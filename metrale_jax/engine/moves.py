@@ -21,16 +21,17 @@ def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
     """Whether anything was moved for requests that enter: states that were saved or found in a lower tier, and
     snapshots. A request whose state could not be moved is failed."""
     returned, (restores, tails) = engine.roster.returned(), engine.roster.restores()
+    # Snapshots are copied from before any more are taken, which may be in their place.
+    if restores and chunks:
+        engine.guarded([request for request, _ in chunks], lambda: _restored(engine, restores, tails))
+    for request, _ in chunks:
+        engine.memory.let_go(request)
     for request, saved in returned:
         if request.lease is not None and saved is None:
             request.seq_len = 0  # nothing of it was written, so nothing may be kept
             engine.roster.requeue(request)
         elif request.lease is not None:
             _put_back(engine, request, saved)
-    if restores and chunks:
-        engine.guarded([request for request, _ in chunks], lambda: _restored(engine, restores, tails))
-    for request, _ in chunks:
-        engine.memory.let_go(request)
     return bool(returned or restores)
 
 
@@ -44,6 +45,12 @@ def _put_back(engine: Any, request: Request, saved: SavedState) -> None:
     blocks = [[table[i] for i in held] for table, held in zip(request.lease.tables, saved.held, strict=True)]
     content = saved.blocks, saved.slot
     engine.guarded([request], partial(engine.device.write_state, blocks, request.slot, content))
+    if request.lease is not None and saved.for_all:
+        copies = Copies()
+        copies.add(request, engine.memory.promote(request), 0)
+        engine.guarded([request], partial(copies.run, engine, None, 0))
+        if request.lease is not None:
+            engine.slots.write(request.slot, request.lease)
     if request.lease is None:
         return
     if request.lease.drop_behind_windows(request.seq_len):

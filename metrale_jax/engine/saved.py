@@ -25,6 +25,7 @@ class SavedState:
     `held[g]` are the logical blocks of group g that it had, without those that a window has left; `blocks` and `slot`
     are pytrees of numpy arrays as the device gave them: of each group `[L, n, ...]`, `n = len(held[g])`, and of the
     slot `[L, 1, ...]`, or `()` where no layer keeps state in slots. `regime` is what the keys depend on beside tokens.
+    `for_all`: any sequence that begins with the same tokens may go on from it, and it is worth keeping in the pool.
     """
 
     seq_len: int
@@ -34,6 +35,7 @@ class SavedState:
     blocks: Any
     slot: Any
     num_bytes: int
+    for_all: bool = False
 
 
 class SwapFiles:

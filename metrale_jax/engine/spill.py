@@ -14,7 +14,7 @@ from metrale_jax.engine.tiers import Tier, digests_of, node_digest
 class Spill:
     """Copies between `device`, whose layers keep state in slots or not (`with_state`), and `tier`.
 
-    For models without sliding windows: of others the tree keeps blocks with holes, which are of no use alone.
+    Tails stay behind: what is found in the tier is whole blocks. For models without sliding windows: of others the tree keeps blocks with holes, which are of no use alone.
     """
 
     def __init__(self, tier: Tier, device: Device, block_size: int, with_state: bool):
@@ -23,7 +23,7 @@ class Spill:
 
     def give_up_blocks(self, nodes: Sequence[Node]) -> None:
         """Reads the blocks of nodes that are no longer kept, before anything is written to them."""
-        wanted = [(node_digest(node), node.blocks) for node in nodes]
+        wanted = [(node_digest(node), node.blocks) for node in nodes if len(node.key) == self._block_size]
         wanted = [(digest, blocks) for digest, blocks in wanted if self.tier.wants(BLOCK, digest)]
         if wanted:
             digests, blocks = zip(*wanted, strict=True)
@@ -32,7 +32,7 @@ class Spill:
     def give_up_state(self, node: Node, unit: int) -> None:
         """Reads the state in `unit`, which is that of `node`, before it is given to another."""
         digest = node_digest(node)
-        if self.tier.wants(STATE, digest):
+        if len(node.key) == self._block_size and self.tier.wants(STATE, digest):
             self._spill(STATE, [digest], lambda: self._device.read_slot(unit))
 
     def _spill(self, kind: str, digests: Sequence[str], read) -> None:
@@ -64,4 +64,4 @@ class Spill:
             return None  # what was read has not the shapes of this pool
         self.tier.count_hit()
         held = (tuple(range(start, len(digests))),) * groups
-        return SavedState(len(digests) * self._block_size, known_len, regime, held, parts, slot, 0)
+        return SavedState(len(digests) * self._block_size, known_len, regime, held, parts, slot, 0, for_all=True)

@@ -6,8 +6,11 @@ from dataclasses import replace
 import pytest
 
 from metrale_jax.engine.leaves import Node
+from metrale_jax.engine.moves import spill_kept
 from metrale_jax.engine.scheduler import Cuts
 from metrale_jax.engine.snapshots import Snapshots
+from metrale_jax.engine.spill import Spill
+from metrale_jax.engine.tiers import Tier
 from metrale_jax.sampling.params import SamplingParams
 from tests.engine.engine_world import BLOCK, Job, World
 
@@ -148,6 +151,53 @@ def test_a_tail_taken_out_leaves_no_trace_among_the_leaves():
     run(world, *((*SHARED[:5], token) for token in range(2, 13)), *((token, 2) for token in range(2, 13)))
     assert world.engine.stats().snapshots_evicted >= 20
     assert len([node for node in world.engine.memory.tree.kept() if len(node.key) < BLOCK]) == 2
+
+
+def tiered(world, max_bytes=1 << 20):
+    """The world with a lower tier, and the keys of what is read of it."""
+    tier, read = Tier(max_bytes), []
+    get = tier._get
+    tier._get = lambda key: (read.append(key), get(key))[1]
+    world.engine.memory.attach(Spill(tier, world.device, BLOCK, with_state=True))
+    return read
+
+
+def test_what_is_found_in_a_lower_tier_is_there_for_the_next():
+    world = world_of(chunk_ends=False, branches=False)
+    read = tiered(world)
+    run(world, SHARED)
+    spill_kept(world.engine)
+    world.engine.memory.tree.clear()
+    [second] = run(world, (*SHARED[:9], 2, 2, 2))
+    assert second.cached_tokens == 2 * BLOCK and len(read) == 3, "two blocks and a state"
+    [third] = run(world, (*SHARED[:9], 3, 3))
+    assert third.cached_tokens == 2 * BLOCK and len(read) == 3, "they are in the pool again"
+
+
+def test_a_state_that_is_promoted_takes_no_snapshot_from_under_who_enters_beside_it():
+    world = world_of(num_snapshots=1, chunk_ends=False, branches=False)
+    tiered(world)
+    other = tuple(range(12, 1, -1))
+    run(world, SHARED)
+    spill_kept(world.engine)
+    run(world, other)  # which has the only snapshot now
+    for prompt in (other[:8] + (5,), SHARED[:8] + (5,)):
+        world.submit(Job(prompt, SamplingParams(max_tokens=3, ignore_eos=True), (0,)))
+    world.finish()
+    assert [one.request.cached_tokens for one in world.sent] == [0, 0, 8, 8]
+
+
+@pytest.mark.parametrize("name, nth", [("write_state", 0), ("copy_slots", 0)])
+def test_a_promotion_that_fails_fails_its_request_alone(name, nth):
+    world = world_of(chunk_ends=False, branches=False)
+    tiered(world)
+    run(world, SHARED)
+    spill_kept(world.engine)
+    world.engine.memory.tree.clear()
+    world.fail(name, nth, takes_pool=False)
+    second, third = run(world, SHARED, SHARED)
+    assert second.finish_reason == "error" and third.cached_tokens == 2 * BLOCK
+    assert third.output == world.sent[0].answer
 
 
 def test_snapshots_at_chunk_ends_alone_land_in_the_unique_tails_and_serve_no_other_prompt():
