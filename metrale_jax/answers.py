@@ -4,6 +4,7 @@
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from metrale_jax.core.errors import MetraleError, RequestError, shown
 from metrale_jax.engine.admission import NO_SEQUENCES, Ask
@@ -160,6 +161,13 @@ class Answer:
 
     def _prompt_text(self) -> str:
         return self._tokenizer.decode(self._requests[0].prompt, self.params.skip_special_tokens)
+
+
+def only_request(answer: Any) -> Request:
+    """The request of an answer to one. Raises `RequestError` for what is none."""
+    if not isinstance(answer, Answer):
+        raise RequestError(f"{shown(answer)} is no answer; give what submit or load_answer returned.")
+    return answer.only
 
 
 class AnswerStream(Iterator[StreamPiece]):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from metrale_jax.answers import Answer, AnswerStream, checked_prompts, fresh_seed, params_for
+from metrale_jax.answers import Answer, AnswerStream, checked_prompts, fresh_seed, only_request, params_for
 from metrale_jax.aot.archive import Archive, purpose_of
 from metrale_jax.core.config import rope_regime
 from metrale_jax.core.errors import MetraleError, RequestError, TextError
@@ -165,9 +165,9 @@ class LLM:
 
     def save_answer(self, answer: Answer, path: str | Path) -> int:
         """Bytes of the file at `path` with which `load_answer` of another process, on the same model, goes on from
-        where `answer` stands, bit for bit. Raises `RequestError` for one that is finished or of several (n, beams)."""
+        where `answer` stands, bit for bit. Raises `RequestError` for one of another LLM, or finished, or of several."""
         with self._lock:
-            return save_request(path_of(path or ""), self.engine, answer.only, answer.seed, self._identity)
+            return save_request(path_of(path or ""), self.engine, only_request(answer), answer.seed, self._identity)
 
     def spill(self) -> None:
         """Copies what is kept of prefixes to the host's memory and disk: `disk_cache` has it after this process."""

@@ -63,13 +63,23 @@ def fingerprint(steps: Steps, params: DecoderParams) -> dict[str, str]:
 
 def save_request(path: Path, engine: Engine, request: Request, seed: int, model: Mapping[str, str]) -> int:
     """Bytes of the file that holds `request` as it stands; it goes on as if nothing had been. `model` is the model's
-    fingerprint. Raises `RequestError` for one that has ended or is one of several that share a prompt."""
+    fingerprint. Raises `RequestError` for one that has ended, is another engine's, or is one of several that share a
+    prompt."""
     engine.settle()
     if request.finished:
         raise RequestError(f"answer of {len(request.output)} tokens has ended; there is nothing to go on from.")
-    if request.search is not None or request.params.n > 1:
-        raise RequestError(f"n={request.params.n} answers or a beam search cannot be saved; save one that is drawn.")
-    state = saved_state(engine, request) if request.lease is not None else None
+    if request.search is not None:
+        raise RequestError(
+            f"beam_width={request.params.beam_width} is a beam search, which cannot be saved; save an answer that is "
+            "drawn (beam_width=0)."
+        )
+    if not any(one is request for one in (*engine.running.values(), *engine.filling, *engine.waiting)):
+        raise RequestError(
+            f"answer to {len(request.prompt)} tokens is not this LLM's; save it with the one that it was submitted to."
+        )
+    # One that waits may have been put aside, or loaded and not run yet.
+    swap = engine.memory.swap
+    state = saved_state(engine, request) if request.lease is not None else swap.peek(request.request_id)
     header = {
         "model": dict(model),
         "prompt": list(request.prompt),

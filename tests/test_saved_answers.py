@@ -62,6 +62,18 @@ def test_a_saved_answer_goes_on_as_it_would_have(name, num_tokens, loaded, tmp_p
     assert llm.generate([PROMPT], SAMPLED)[0].token_ids == whole.token_ids
 
 
+def test_an_answer_that_was_loaded_and_not_run_is_saved_whole(loaded, tmp_path):
+    llm = loaded("llama-default")
+    whole = finished(llm, saved_after(llm, tmp_path / "state", 9))
+    answer = llm.load_answer(tmp_path / "state")
+    llm.save_answer(answer, tmp_path / "again")
+    facts, arrays = read_saved(tmp_path / "again")
+    assert facts == read_saved(tmp_path / "state")[0] and len(arrays) == len(read_saved(tmp_path / "state")[1]) > 0
+    assert facts["state"]["seq_len"] >= len(PROMPT) + 8
+    for one in (answer, llm.load_answer(tmp_path / "again")):
+        assert finished(llm, one).token_ids == whole.token_ids
+
+
 def test_another_process_carries_on(loaded, tmp_path):
     llm = loaded("gemma2")
     whole = finished(llm, saved_after(llm, tmp_path / "state", 9))
@@ -97,6 +109,14 @@ def test_what_cannot_be_saved_says_why(loaded, tmp_path):
         llm.save_answer(answer, tmp_path / "nowhere" / "state")
     with pytest.raises(RequestError, match="2 answers are not one"):
         llm.save_answer(several, tmp_path / "state")
+    searching = llm.submit(PROMPT, SamplingParams(max_tokens=2, beam_width=2))
+    with pytest.raises(RequestError, match=r"beam_width=2 is a beam search.*\(beam_width=0\)"):
+        llm.save_answer(searching, tmp_path / "state")
+    for none in ("x", None, answer.only):
+        with pytest.raises(RequestError, match="is no answer; give what submit or load_answer returned"):
+            llm.save_answer(none, tmp_path / "state")
+    with pytest.raises(RequestError, match="is not this LLM's"):
+        loaded("gemma2").save_answer(answer, tmp_path / "state")
     finished(llm, answer)
     with pytest.raises(RequestError, match="has ended"):
         llm.save_answer(answer, tmp_path / "state")

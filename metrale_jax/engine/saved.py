@@ -117,12 +117,16 @@ class SwapSpace:
         """What was put, which stays; of one in a file without its content."""
         return self._saved.get(request_id)
 
+    def peek(self, request_id: int) -> SavedState | None:
+        """What was put, with its content, which stays. Raises `ConfigError` where its file cannot be read."""
+        saved = self._saved.get(request_id)
+        return self._files.read(request_id, saved) if saved is not None and saved.blocks is None else saved
+
     def take(self, request_id: int) -> SavedState | None:
         """What was put, with its content, which is no longer here. Raises `ConfigError` where its file cannot be
         read."""
-        saved = self._saved.get(request_id)
         try:
-            return self._files.read(request_id, saved) if saved is not None and saved.blocks is None else saved
+            return self.peek(request_id)
         finally:
             self.drop(request_id)
 

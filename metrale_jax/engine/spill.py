@@ -14,7 +14,8 @@ from metrale_jax.engine.tiers import Tier, digests_of, node_digest
 class Spill:
     """Copies between `device`, whose layers keep state in slots or not (`with_state`), and `tier`.
 
-    Tails stay behind: what is found in the tier is whole blocks. For models without sliding windows: of others the tree keeps blocks with holes, which are of no use alone.
+    Tails stay behind: what is found in the tier is whole blocks. For models without sliding windows: of others the tree
+    keeps blocks with holes, which are of no use alone.
     """
 
     def __init__(self, tier: Tier, device: Device, block_size: int, with_state: bool):
