@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from metrale_jax.core.errors import RequestError
-from metrale_jax.generate import first_state
+from metrale_jax.generate import first_state, limited, limited_spans
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps
@@ -32,11 +32,12 @@ def chunked_logits(steps: Steps, params: DecoderParams, token_ids: Sequence[int]
     state = first_state(layout, length, width, SamplingParams(temperature=0), 0, (), config.vocab_size)
     size = min(CHUNK_TOKENS, next_power_of_two(length))
     for start in range(0, length, size):
-        chunk = np.zeros(size, np.int32)
-        count = min(size, length - start)
-        chunk[:count] = token_ids[start : start + count]
-        pool, state, logits = steps.run("score", params, pool, state, chunk, np.asarray([count], np.int32))
-        yield np.asarray(logits)[:count]
+        for first, stop in limited_spans(layout, start, min(start + size, length)):
+            chunk, count = np.zeros(size, np.int32), stop - first
+            chunk[:count] = token_ids[first:stop]
+            pool, state, logits = steps.run("score", params, pool, state, chunk, np.asarray([count], np.int32))
+            pool = limited(steps, pool, stop)
+            yield np.asarray(logits)[:count]
 
 
 def token_nlls(steps: Steps, params: DecoderParams, token_ids: Sequence[int]) -> np.ndarray:

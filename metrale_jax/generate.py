@@ -14,7 +14,7 @@ from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.constraints import Constraint, bad_word_ids, constraint_of, fixed_mask
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.sampling.rows import SamplingRow, check_token_ids, needs_extras, sampling_state
-from metrale_jax.state.pool import PoolLayout, zeros
+from metrale_jax.state.pool import Pool, PoolLayout, zeros
 from metrale_jax.steps.build import Steps
 from pallas_kernels.shapes import ceil_div
 
@@ -56,10 +56,13 @@ def generate_tokens(
         if constraint is not None:
             state = _masked(state, constraint.mask())
         if again or not answer:
-            tokens = _ids([*prompt, *answer])
-            pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([length]))
+            for start, stop in limited_spans(layout, 0, length):
+                tokens = _ids([*prompt, *answer][start:stop])
+                pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([stop - start]))
+                pool = limited(steps, pool, stop)
         else:
             pool, state, out = steps.run("decode", params, pool, state)
+            pool = limited(steps, pool, length)
         if not out.drawable[0, 0]:
             raise RequestError(
                 f"no token may be drawn after {length} tokens, of {config.vocab_size}; loosen the rules."
@@ -68,6 +71,21 @@ def generate_tokens(
         if constraint is not None:
             constraint.accept(answer[-1])
     return answer
+
+
+def limited_spans(layout: PoolLayout, start: int, stop: int) -> list[tuple[int, int]]:
+    """Tokens `start` to `stop` in spans that end where recurrent states are limited."""
+    every = layout.norm_tokens or stop
+    ends = [*range((start // every + 1) * every, stop, every), stop]
+    return list(zip([start, *ends[:-1]], ends, strict=True))
+
+
+def limited(steps: Steps, pool: Pool, length: int) -> Pool:
+    """The pool of one sequence, in slot 1, after `length` tokens: its recurrent state is limited where it is due."""
+    layout = steps.model.layout
+    if not layout.norm_tokens or length % layout.norm_tokens:
+        return pool
+    return steps.run("limit_slots", pool, _ids([1]), layout.max_norms)
 
 
 def first_state(

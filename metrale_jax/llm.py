@@ -218,8 +218,8 @@ class LLM:
     def warm_up(self) -> int:
         """Compiles every program that a load can need, beam search apart; returns how many there are."""
         loaded = self.loaded
-        has_slots = bool(loaded.model.layout.slot_groups)
-        wanted = all_programs(self.engine.shapes, loaded.config.vocab_size, has_slots)
+        kinds = bool(loaded.model.layout.slot_groups), bool(loaded.model.layout.norm_tokens)
+        wanted = all_programs(self.engine.shapes, loaded.config.vocab_size, *kinds)
         promised = compile_programs(loaded.steps, loaded.params, self._engine_config(loaded.steps), wanted)
         self._awaited(promised, len(wanted))
         return loaded.steps.num_compiles

@@ -30,22 +30,24 @@ SNAPSHOTS_PER_SEQUENCE = 8
 class LLMConfig:
     """Everything that `LLM` can be told; None leaves the choice to the model or the device.
 
-    `kv_dtype`, `state_dtype`, `block_size` and `attention` are as in `RunOptions`. `max_context_tokens` bounds prompt
-    plus answer, by default the model's own limit or what the KV pool of `kv_cache_mib` holds. `snapshot_mib` is for the
-    states that a model with recurrent layers keeps for later prompts, by default as much as for keys and values.
-    `swap_mib` of the host's memory are for what requests hold that have to make room for others, and files below
-    `swap_dir` for what does not fit there; without either they are run again. Of kept prefixes that have to make room
-    in the pool, `host_cache_mib` stay in the host's memory and `disk_cache_mib` in files of the directory `disk_cache`,
-    where they are found again after a restart; models with sliding windows do without. `compile_cache` is a directory
-    that keeps compiled programs across processes, `cache_dir` one for models that must be assembled. `request_log` is a
-    file to which each request that ends adds a line of JSON ("-" for stderr; see `RequestLog`). `executables` is an
-    archive of programs that `metrale-jax plan --compile` wrote: load only your own, for it is code. `tensor_parallel`
-    devices share the model. The rest is as in `EngineConfig`.
+    `kv_dtype`, `block_size`, `attention` and what begins with `state_` are as in `RunOptions`. `max_context_tokens`
+    bounds prompt plus answer, by default the model's own limit or what the KV pool of `kv_cache_mib` holds.
+    `snapshot_mib` is for the states that a model with recurrent layers keeps for later prompts, by default as much as
+    for keys and values. `swap_mib` of the host's memory are for what requests hold that have to make room for others,
+    and files below `swap_dir` for what does not fit there; without either they are run again. Of kept prefixes that
+    have to make room in the pool, `host_cache_mib` stay in the host's memory and `disk_cache_mib` in files of the
+    directory `disk_cache`, where they are found again after a restart; models with sliding windows do without.
+    `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models that must
+    be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see
+    `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own,
+    for it is code. `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
     kv_dtype: str | None = None
     state_dtype: str = "float32"
+    state_max_norm: float = 0.0
+    state_norm_tokens: int = 4096
     attention: str = "auto"
     max_sequences: int = 32
     max_context_tokens: int | None = None

@@ -154,8 +154,8 @@ def make_plan(name: str, prepared: Prepared, ask: Ask, whole: bool, progress: Pr
         workspace = Workspace(refusal="the weights alone do not fit, so nothing was compiled")
     else:
         shapes = make_shape_plan(prepared.config, len(model.config.eos_token_ids))
-        vocab_size, has_slots = model.config.vocab_size, bool(model.layout.slot_groups)
-        programs = all_programs(shapes, vocab_size, has_slots) if whole else hungriest(shapes, vocab_size)
+        vocab_size, kinds = model.config.vocab_size, (bool(model.layout.slot_groups), bool(model.layout.norm_tokens))
+        programs = all_programs(shapes, vocab_size, *kinds) if whole else hungriest(shapes, vocab_size)
         config = prepared.config if whole else _probing(prepared, bare)
         workspace = measured(prepared.steps, params, config, programs, progress)
     return Plan(

@@ -40,6 +40,7 @@ from metrale_jax.steps.home import row_major, row_major_over
 from metrale_jax.text.tokenizer import Tokenizer
 from pallas_kernels.kv_formats.registry import FORMATS
 from pallas_kernels.paged_attention.op import IMPLEMENTATIONS
+from pallas_kernels.state_rows import CHUNK
 
 PLATFORM_NAMES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}
 DTYPES = ("float32", "bfloat16", "float16")
@@ -90,7 +91,9 @@ class RunOptions:
     default what suits the platform (`BLOCK_TOKENS`). `attention` names an implementation of paged attention; "auto" is
     the platform's own. `state_dtype` is that of recurrent state, which gathers rounding errors for as long as its
     sequence; in 16 bits it is rounded wherever a step ends, so that an answer may depend on how its prompt was cut, and
-    `num_pending` how many drafted tokens it can keep until they are judged.
+    `num_pending` how many drafted tokens it can keep until they are judged. `state_max_norm` above 0 keeps it from
+    blowing up in very long prompts: after every `state_norm_tokens` tokens of a sequence each head's matrix is scaled
+    down to that Frobenius norm, if it is above it. That is another model's answer, if the same however it is cut.
     """
 
     dtype: str | None = None
@@ -100,6 +103,8 @@ class RunOptions:
     attention: str = "auto"
     state_dtype: str = "float32"
     num_pending: int = 0
+    state_max_norm: float = 0.0
+    state_norm_tokens: int = 4096
 
 
 def load_model(
@@ -260,7 +265,16 @@ def chosen_formats(options: RunOptions, platform: str, stored: str) -> tuple[str
     keys = chosen_kv_format(options.kv_dtype, RUN_DTYPES.get(platform, name))
     if options.state_dtype not in DTYPES:
         raise ConfigError(f"state_dtype={options.state_dtype!r} is not one of {', '.join(DTYPES)}; choose one.")
-    return name, StateFormats(keys, name, options.state_dtype, options.num_pending)
+    norm, tokens = options.state_max_norm, options.state_norm_tokens
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 <= norm < float("inf"):
+        raise ConfigError(f"state_max_norm={norm!r} is not a number from 0; give a Frobenius norm, or 0 for none.")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1 or tokens % CHUNK:
+        raise ConfigError(
+            f"state_norm_tokens={tokens!r} is not a multiple of {CHUNK}, which recurrent kernels scan by; use "
+            f"{CHUNK} or a multiple."
+        )
+    limits = (float(norm), tokens) if norm else (0.0, 0)
+    return name, StateFormats(keys, name, options.state_dtype, options.num_pending, *limits)
 
 
 def bounded(config: ModelConfig, max_context_tokens: int | None) -> ModelConfig:

@@ -20,7 +20,8 @@ NO_SEQUENCES = (bytes, bytearray, memoryview, Mapping, Set)
 @dataclass(frozen=True)
 class Limits:
     """What an engine can hold: tokens a sequence, sequences at once, blocks in all, stop ids a row, ids of its
-    vocabulary. `recompute_len` is the model's: a sequence that grows past it is run again."""
+    vocabulary. `recompute_len` is the model's: a sequence that grows past it is run again. After every `norm_tokens` of
+    a sequence its recurrent state is limited, and a chunk ends; 0 for never."""
 
     max_context_tokens: int
     max_sequences: int
@@ -29,6 +30,7 @@ class Limits:
     usable_blocks: int
     max_stop_ids: int
     recompute_len: int = 0
+    norm_tokens: int = 0
 
 
 @dataclass(frozen=True)

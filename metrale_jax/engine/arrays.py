@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from metrale_jax.engine.buckets import Advance
-from metrale_jax.engine.device import Chunks, Rows
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.rows import Chunks, Rows
 from metrale_jax.engine.slots import SlotTable
 
 

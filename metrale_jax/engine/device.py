@@ -12,14 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from metrale_jax.core.sequence import SequenceState
 from metrale_jax.engine.buckets import Advance, ShapePlan
 from metrale_jax.engine.lease import BlockCopy
+from metrale_jax.engine.rows import Chunks, Rows, chunk_rows, decode_rows
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.state.pool import read_blocks, read_slots, zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
-from metrale_jax.steps.serving import Candidates, ChunkRows, DecodeRows, DrawRows
+from metrale_jax.steps.serving import Candidates, DrawRows
 
 # Blocks or slots copied by one call: forks copy one a sequence, and a longer list takes several calls.
 COPIES = 8
@@ -27,25 +27,6 @@ COPIES = 8
 PART = 16
 FAILURES = (ArithmeticError, AssertionError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 """What running a program may raise, a device's own `JaxRuntimeError` (a RuntimeError) among them."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Sequences of a step: int32 `slots`, `seq_lens` and `known_lens [S]`, and their block tables `[S, M]` a group."""
-
-    slots: np.ndarray
-    seq_lens: np.ndarray
-    known_lens: np.ndarray
-    tables: tuple
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Sequences that take in prompt tokens: `tokens [T]` laid end to end, `lengths [S]`."""
-
-    rows: Rows
-    tokens: np.ndarray
-    lengths: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -65,7 +46,7 @@ class Device:
         self._programs: dict[tuple, Callable] = {}
         self._zeros: dict[int, jax.Array] = {}
         layout = steps.model.layout
-        self._has_slots = bool(layout.slot_groups)
+        self._has_slots, self._max_norms = bool(layout.slot_groups), layout.max_norms
         self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill, shapes.pool_slots)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
         self._fresh_rows = partial(np.zeros, *kept_rows(shapes, params, self._has_slots))
@@ -159,6 +140,14 @@ class Device:
             pairs = np.zeros((2, slot_copies(len(part))), np.int32)
             pairs[:, : len(part)] = np.transpose(part)
             self.pool = self._run("copy_slots", pairs.shape[1], self.pool, pairs[0], pairs[1])
+
+    def limit_slots(self, slots: Sequence[int]) -> None:
+        """Limits the norms of what layers keep in slots, before any step that is dispatched later."""
+        for start in range(0, len(slots), COPIES):
+            part = slots[start : start + COPIES]
+            padding = [0] * (slot_copies(len(part)) - len(part))
+            ids = np.asarray([*part, *padding], np.int32)
+            self.pool = self._run("limit_slots", len(ids), self.pool, ids, self._max_norms)
 
     def read_blocks(self, blocks: Sequence[Sequence[int]]) -> list[Any]:
         """What is in `blocks[g]` of each group, in parts of up to `PART` blocks; to be fetched."""
@@ -275,25 +264,3 @@ def kept_rows(shapes: ShapePlan, params: DecoderParams, has_slots: bool) -> tupl
 def head_of(params: DecoderParams) -> DecoderParams:
     """The part of `params` that turns hidden rows to logits."""
     return DecoderParams(params.embed, (), (), params.head)
-
-
-def decode_rows(rows: Rows, none: Any) -> DecodeRows:
-    """`rows` as `advance` takes them to decode; `none` are as many zeros."""
-    return DecodeRows(_state(rows, none), rows.slots)
-
-
-def chunk_rows(chunks: Chunks, none: Any) -> ChunkRows:
-    """`chunks` as `advance` takes them; `none` are as many zeros as rows."""
-    return ChunkRows(_state(chunks.rows, none), chunks.tokens, chunks.lengths)
-
-
-def _state(rows: Rows, none: Any) -> SequenceState:
-    return SequenceState(
-        seq_len=rows.seq_lens,
-        prompt_len=rows.known_lens,
-        last_token=none,
-        block_tables=rows.tables,
-        recurrent_slot=rows.slots,
-        adapter_slot=none,
-        sampling=(),
-    )

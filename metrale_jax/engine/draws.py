@@ -12,9 +12,10 @@ from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.arrays import padded, step_rows
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.columns import SamplingColumns, sampling_row
-from metrale_jax.engine.device import FAILURES, Device, Hidden, Rows
+from metrale_jax.engine.device import FAILURES, Device, Hidden
 from metrale_jax.engine.reader import own_error
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.rows import Rows
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.sampling.params import MAX_LOGPROBS
 from metrale_jax.sampling.rows import sampling_extras

@@ -68,7 +68,7 @@ class Engine:
         self.on_finish = on_finish
         self.counters = Counters(clock())
         self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
-        self.roster = Roster(memory, self.slots, shapes, limits.recompute_len, self.counters, clock)
+        self.roster = Roster(memory, self.slots, shapes, limits, self.counters, clock)
         self.draws = Draws(self.slots, shapes, limits)
         self._unread: deque[Launched] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -313,10 +313,12 @@ class Engine:
             request.seq_len += 1
             request.in_flight += 1
             copies.slots[self.roster.memory.checkpoint(request)] = request.slot
+            copies.limit(request, self.limits.norm_tokens)
         for row, (request, size) in enumerate(chunks):
             request.seq_len += size
             shares = self.roster.memory.keep(request)
             copies.add(request, self.roster.memory.at_chunk_end(request), row)
+            copies.limit(request, self.limits.norm_tokens)
             if request.lease.drop_behind_windows(request.seq_len) or shares:
                 self.slots.write(request.slot, request.lease)
             if not request.remaining:

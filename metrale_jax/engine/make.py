@@ -60,6 +60,7 @@ def make_engine(
         usable_blocks=memory.num_usable,
         max_stop_ids=shapes.stop_ids,
         recompute_len=model.config.recompute_len,
+        norm_tokens=model.layout.norm_tokens,
     )
     device = Device(steps, params, num_blocks, shapes, fill)
     if swap_directory is not None:

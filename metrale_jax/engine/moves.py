@@ -67,11 +67,17 @@ def _put_back(engine: Any, request: Request, saved: SavedState) -> None:
 class Copies:
     """What one step leaves of its sequences elsewhere, each by its target: one may be taken twice in a step, and the
     second is who keeps it. `slots` are copied to forks and snapshots, `blocks` to tails, and hidden `rows`, by their
-    place among the ends of the step's chunks, to units."""
+    place among the ends of the step's chunks, to units. Before that the states of `limited` slots are."""
 
     slots: dict[int, int] = field(default_factory=dict)
     blocks: dict[tuple[int, int], BlockCopy] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
+    limited: list[int] = field(default_factory=list)
+
+    def limit(self, request: Request, norm_tokens: int) -> None:
+        """The state of a request that stands where states are limited, after every `norm_tokens`, is."""
+        if norm_tokens and not request.seq_len % norm_tokens:
+            self.limited.append(request.slot)
 
     def add(self, request: Request, kept: KeptState, row: int) -> None:
         """What is kept of a request, whose chunk is `row` of them."""
@@ -85,6 +91,8 @@ class Copies:
         for by_target in (self.slots, self.rows):
             by_target.pop(0, None)
         try:
+            if self.limited:
+                engine.device.limit_slots(self.limited)
             if self.blocks:
                 engine.device.copy_blocks(list(self.blocks.values()))
             if self.slots:

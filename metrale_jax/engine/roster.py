@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator
 
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.memory import Memory
@@ -30,11 +31,11 @@ class Roster:
         memory: Memory,
         slots: SlotTable,
         shapes: ShapePlan,
-        recompute_len: int,
+        limits: Limits,
         counters: Counters,
         clock: Callable[[], float],
     ):
-        self._recompute_len = recompute_len
+        self._recompute_len, self._norm_tokens = limits.recompute_len, limits.norm_tokens
         self.memory, self.slots = memory, slots
         self.waiting = WaitingQueue()
         self.filling: list[Request] = []
@@ -111,11 +112,13 @@ class Roster:
             yield Waiting(request.request_id, request.remaining, missing, slots, self._cuts(request))
 
     def _cuts(self, request: Request) -> Cuts:
-        if self.memory.snapshots is None:
+        if self.memory.snapshots is None and not self._norm_tokens:
             return ANYWHERE
-        size = self.memory.block_size
-        stops = tuple(length - request.seq_len for length in request.cuts if length > request.seq_len)
-        return Cuts(stops, -request.seq_len % size, size)
+        size = self.memory.block_size if self.memory.snapshots is not None else 1
+        stops = {length - request.seq_len for length in request.cuts if length > request.seq_len}
+        if self._norm_tokens:
+            stops.add(self._norm_tokens - request.seq_len % self._norm_tokens)
+        return Cuts(tuple(sorted(stops)), -request.seq_len % size, size)
 
     def _enter(self, request: Request) -> None:
         grown = self.memory.grow(request, request.num_tokens)

@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from metrale_jax.core.specs import ParamSpec
 from metrale_jax.engine.buckets import Advance, ShapePlan, make_shape_plan
-from metrale_jax.engine.device import COPIES, Chunks, Rows, chunk_rows, decode_rows, head_of
+from metrale_jax.engine.device import COPIES, head_of
+from metrale_jax.engine.rows import Chunks, Rows, chunk_rows, decode_rows
 from metrale_jax.engine.settings import EngineConfig, blocks_for
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.sampling.params import MAX_LOGPROBS
@@ -68,9 +69,16 @@ class CopySlots:
     count: int
 
 
+@dataclass(frozen=True)
+class LimitSlots:
+    """The program that limits the states of `count` slots."""
+
+    count: int
+
+
 # A first question under a chat template.
 SHORT_PROMPT = 32
-Program = Advance | Draw | Pick | Keep | Score | Copy | CopySlots
+Program = Advance | Draw | Pick | Keep | Score | Copy | CopySlots | LimitSlots
 
 
 def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh | None = None) -> DecoderParams:
@@ -89,8 +97,11 @@ def first_programs(shapes: ShapePlan) -> tuple[Program, ...]:
     return (shapes.advance(0, min(SHORT_PROMPT, shapes.prefill_tokens), 1), Draw(1), shapes.advance(1, 0, 0))
 
 
-def all_programs(shapes: ShapePlan, vocab_size: int, has_slots: bool = False) -> tuple[Program, ...]:
-    """What any load can need of a model whose layers keep state in slots or not. Costly ones come first."""
+def all_programs(
+    shapes: ShapePlan, vocab_size: int, has_slots: bool = False, limits_slots: bool = False
+) -> tuple[Program, ...]:
+    """What any load can need of a model whose layers keep state in slots or not, whose norm is limited or not. Costly
+    ones come first."""
     advances, rows = shapes.all_advances(), shapes.all_row_buckets()
     most = min(MAX_LOGPROBS, vocab_size)
     draws = [Draw(count, extras, logprobs) for count in rows for extras in (False, True) for logprobs in (0, most)]
@@ -98,6 +109,7 @@ def all_programs(shapes: ShapePlan, vocab_size: int, has_slots: bool = False) ->
     picks = [Pick(count, size) for count in ends for size in rows]
     scores = [Score(tokens, most) for tokens in sorted({a.chunk_tokens for a in advances if a.chunk_tokens})]
     copies = (Copy(), *((CopySlots(1), CopySlots(COPIES)) if has_slots else ()))
+    copies += (LimitSlots(1), LimitSlots(COPIES)) if limits_slots else ()
     if has_slots and shapes.num_snapshots:
         keeps = sorted({(advance.num_ends, advance.chunk_rows) for advance in advances if advance.chunk_rows})
         copies += (*(Keep(*sizes) for sizes in keeps), *(Pick(shapes.pool_slots, size) for size in rows))
@@ -163,6 +175,9 @@ class _Plan:
             case Copy():
                 blocks = tuple(_ints(COPIES) for _ in range(self.num_groups))
                 self.steps.executable("copy_blocks", self.pool, blocks, blocks)
+            case LimitSlots(count):
+                norms = self.steps.model.layout.max_norms
+                self.steps.executable("limit_slots", self.pool, _ints(count), norms)
             case CopySlots(count):
                 self.steps.executable("copy_slots", self.pool, _ints(count), _ints(count))
 

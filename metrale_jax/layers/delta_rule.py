@@ -49,6 +49,8 @@ def delta_state(heads: DeltaHeads, formats: StateFormats) -> RecurrentSpec:
         num_pending=formats.num_pending,
         dtype=formats.recurrent,
         input_dtype=formats.inputs,
+        max_norm=formats.max_norm,
+        norm_tokens=formats.norm_tokens,
     )
 
 

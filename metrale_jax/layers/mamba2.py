@@ -78,6 +78,8 @@ def mamba2_state(config: Mamba2Config, formats: StateFormats) -> RecurrentSpec:
         num_pending=formats.num_pending,
         dtype=formats.recurrent,
         input_dtype=formats.inputs,
+        max_norm=formats.max_norm,
+        norm_tokens=formats.norm_tokens,
     )
 
 

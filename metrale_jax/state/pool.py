@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
@@ -84,6 +85,16 @@ class PoolLayout:
     def num_pending(self) -> int:
         """The drafted tokens that every slot can hold until it is known which stand."""
         return min((spec.num_pending for spec in self.slot_groups), default=0)
+
+    @property
+    def norm_tokens(self) -> int:
+        """After so many tokens of a sequence each a step has to end and `limit_slots` be called; 0 for never."""
+        return max((spec.norm_tokens for spec in self.slot_groups), default=0)
+
+    @property
+    def max_norms(self) -> tuple[np.float32, ...]:
+        """What `limit_slots` goes by, for each group held by slot."""
+        return tuple(np.float32(spec.max_norm) for spec in self.slot_groups)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -184,6 +195,12 @@ def write_slots(pool: Pool, slots, content: tuple) -> Pool:
     written = tuple(OF_STORAGE[type(one)].write_slots(one, slots, new) for one, new in each)
     positions = pool.positions.at[slots].set(positions, mode="promise_in_bounds")
     return pool.replace(slot_groups=written, positions=positions)
+
+
+def limit_slots(pool: Pool, slots, max_norms: tuple) -> Pool:
+    """The pool with what is in `slots [n]` limited to the norms of `PoolLayout.max_norms`."""
+    each = zip(pool.slot_groups, max_norms, strict=True)
+    return pool.replace(slot_groups=tuple(OF_STORAGE[type(one)].limit_slots(one, slots, norm) for one, norm in each))
 
 
 def copy_slots(pool: Pool, source, target) -> Pool:

@@ -23,6 +23,10 @@ class RecurrentSpec:
     A matrix `[num_heads, rows, columns]` in `dtype`; the last `conv_width - 1` inputs of `conv_channels`, in
     `input_dtype`; and of each of up to `num_pending` tokens its convolution inputs and, for every entry of `inputs`, a
     float32 array of that shape with which a layer's kernel can take the token in.
+
+    After every `norm_tokens` tokens, 0 for never, a head's matrix has a Frobenius norm of at most `max_norm`: long
+    prefills of models whose decay is weak can make it grow without bound. It is where the sequence stands that counts,
+    so steps have to end there (see `limit_slots`), and nothing hangs on how a prompt was cut.
     """
 
     num_heads: int
@@ -34,6 +38,8 @@ class RecurrentSpec:
     num_pending: int
     dtype: str
     input_dtype: str
+    max_norm: float = 0.0
+    norm_tokens: int = 0
 
 
 @struct.dataclass
@@ -78,6 +84,15 @@ def read_slots(storage: Recurrent, slots) -> Recurrent:
 def write_slots(storage: Recurrent, slots, content: Recurrent) -> Recurrent:
     """The storage with `slots [n]` overwritten by what `read_slots` gave."""
     return jax.tree.map(lambda x, new: x.at[:, slots].set(new, mode="promise_in_bounds"), storage, content)
+
+
+def limit_slots(storage: Recurrent, slots, max_norm) -> Recurrent:
+    """The storage with each head's matrix in `slots [n]`, which have nothing pending, scaled down to a Frobenius norm
+    of `max_norm`; one below that stays as it is to the bit."""
+    matrix = storage.matrix[:, slots].astype(jnp.float32)
+    norm = jnp.sqrt(jnp.sum(jnp.square(matrix), axis=(-2, -1), keepdims=True))
+    limited = jnp.where(norm > max_norm, matrix * (max_norm / norm), matrix).astype(storage.matrix.dtype)
+    return storage.replace(matrix=storage.matrix.at[:, slots].set(limited, mode="promise_in_bounds"))
 
 
 def bytes_per_slot(spec: RecurrentSpec, num_layers: int) -> int:

@@ -23,6 +23,7 @@ from metrale_jax.state.pool import (
     abstract_pool,
     copy_blocks,
     copy_slots,
+    limit_slots,
     make_pool,
     read_blocks,
     read_slots,
@@ -60,6 +61,7 @@ UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
     {
         "copy_blocks": (copy_blocks, (0,)),
         "copy_slots": (copy_slots, (0,)),
+        "limit_slots": (limit_slots, (0,)),
         "read_blocks": (read_blocks, ()),
         "write_blocks": (write_blocks, (0,)),
         "read_slots": (read_slots, ()),

@@ -230,12 +230,13 @@ class World:
         flags = [choose(0, 3) > 0 for _ in range(3)] if recurrent else [True] * 3
         cuts = decode_blocks, choose(0, 2 * BLOCK) if recurrent else 0
         policy = SnapshotPolicy(*flags, *cuts, whole_prompts=choose(0, 3) > 0 if recurrent else True)
+        norm_tokens = (0, 0, 8, 6)[choose(0, 3)] if recurrent else 0
         swap_bytes = (0, 0, 60, 400)[choose(0, 3)]
         self.rules = Rules(regime, recompute_len, VOCAB)
         memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep, snapshots, policy, swap_bytes)
-        limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len)
+        limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len, norm_tokens)
         sizes = self.num_blocks + 1, self.num_slots, num_snapshots
-        self.device = FakeDevice(self.rules, windows, BLOCK, *sizes, recurrent)
+        self.device = FakeDevice(self.rules, windows, BLOCK, *sizes, recurrent, norm_tokens)
         self.tier = Tier((0, 0, 40, 2000)[choose(0, 3)] * 8) if not any(windows) and choose(0, 2) == 2 else None
         if self.tier is not None and self.keep:
             memory.attach(Spill(self.tier, self.device, BLOCK, recurrent))
@@ -446,7 +447,7 @@ class World:
 
     def finish(self) -> None:
         """Runs to the end in a bounded number of steps, then nothing is held."""
-        cuts = 12 if self.device.recurrent else 0  # also one for each block, where a step holds but one
+        cuts = 20 if self.device.recurrent else 0  # also one for each block, where a step holds but one
         work = [len(one.job.prompt) // self.shapes.prefill_tokens + 2 * one.job.room + 4 + cuts for one in self.live]
         most = 10 + 2 * sum(work)
         start = self.steps

@@ -15,9 +15,10 @@ from zlib import crc32
 
 import numpy as np
 
-from metrale_jax.engine.device import COPIES, Chunks, Hidden, Rows
+from metrale_jax.engine.device import COPIES, Hidden
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.rows import Chunks, Rows
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates
 
@@ -140,14 +141,16 @@ class FakeDevice:
         num_slots: int,
         num_snapshots: int = 0,
         recurrent: bool = False,
+        norm_tokens: int = 0,
     ):
         self.rules, self.windows, self.block_size, self.recurrent = rules, windows, block_size, recurrent
         self.sequences: dict[int, Written] = {}
         self.holders: Callable[[], Iterable[Request]] = tuple
         self.failures: list[Failure] = []
         self.broken_rows = 0
-        self.num_failed = self.num_steps = self.num_copies = self.num_returns = self.num_kept_rows_used = 0
-        self._sizes = num_blocks, num_slots, num_snapshots
+        self.num_failed = self.num_steps = self.num_copies = self.num_returns = 0
+        self.num_kept_rows_used = self.num_limited = 0
+        self._sizes, self._norm_tokens = (num_blocks, num_slots, num_snapshots), norm_tokens
         self.reset()
 
     # What the engine calls.
@@ -157,7 +160,7 @@ class FakeDevice:
         num_blocks, num_slots, num_snapshots = self._sizes
         self._pools = [np.full((num_blocks, self.block_size), POISON) for _ in self.windows]
         self._last_tokens = [0] * (num_slots + 1)
-        self._states = [(int(POISON), -1)] * (1 + num_slots + num_snapshots)
+        self._states = [(int(POISON), -1, False)] * (1 + num_slots + num_snapshots)
         self._rows = [int(POISON)] * len(self._states)
         self._queue: deque[Callable[[], None]] = deque()
         self.pool_lost = False
@@ -260,6 +263,21 @@ class FakeDevice:
             content = [self._states[source] for source, _ in copies]
             for target, state in zip(targets, content, strict=True):
                 self._states[target] = state
+
+        self._queue.append(run)
+
+    def limit_slots(self, slots: Sequence[int]) -> None:
+        """Limits the states in slots."""
+        self._call("limit_slots")
+        slots = list(slots)
+
+        def run():
+            self.num_limited += len(slots)
+            expect(all(slots) and len(set(slots)) == len(slots), "a slot is limited twice, or that of padding")
+            for slot in slots:
+                key, stop, _ = self._states[slot]
+                expect(not stop % self._norm_tokens, f"a state is limited after {stop} tokens")
+                self._states[slot] = key, stop, True
 
         self._queue.append(run)
 
@@ -424,9 +442,12 @@ class FakeDevice:
         expect(regime == wanted, f"a sequence of {length} tokens is run in regime {regime}, not {wanted}")
         keys = sequence.keys(regime)[start:stop]
         if self.recurrent:
-            found, before = self._states[slot], (int(sequence.keys(regime)[start - 1]), start)
+            every = self._norm_tokens
+            found, limited = self._states[slot], bool(every and not start % every)
+            before = int(sequence.keys(regime)[start - 1]), start, limited
             expect(not start or found == before, f"the state of slot {slot} is {found}, not {before}")
-            self._states[slot] = (int(keys[-1]), stop)
+            expect(not every or start // every == (stop - 1) // every, f"a chunk of {start} to {stop} passes a limit")
+            self._states[slot] = (int(keys[-1]), stop, False)
         sequence.spans.append((start, stop))
         positions = np.arange(start, stop)
         for pool, table in zip(self._pools, tables, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metrale_jax.engine.device import Rows
+from metrale_jax.engine.rows import Rows
 
 
 def rows_of(engine, count: int) -> Rows:

@@ -15,7 +15,10 @@ from metrale_jax.sampling.params import SamplingParams
 from tests.engine.engine_world import BLOCK, LIMIT, STEMS, Job, World, random_job
 from tests.engine.fake_device import Violation
 
-CALLS = ("advance", "draw", "candidates", "score", "copy", "copy_slots", "keep_rows", "read", "write_state", "fetch")
+CALLS = (
+    *("advance", "draw", "candidates", "score", "copy", "copy_slots", "keep_rows", "limit_slots", "read"),
+    *("write_state", "fetch"),
+)
 
 
 class Machine(RuleBasedStateMachine):
@@ -110,6 +113,7 @@ def test_random_loads_meet_every_event_and_give_solo_answers():
     assert sum(world.device.num_failed for world in worlds) > 20
     kept = [world.engine.memory.snapshots.stats for world in worlds if world.engine.memory.snapshots is not None]
     assert sum(stats.hits for stats in kept) > 40 and sum(stats.evicted for stats in kept) > 200
+    assert sum(world.device.num_limited for world in worlds) > 100
     assert sum(world.device.num_kept_rows_used for world in worlds) > 10
     assert sum(world.device.num_returns for world in worlds) > 8
     tiers = [world.tier.stats for world in worlds if world.tier is not None]
@@ -183,6 +187,28 @@ def keep_late_checkpoints(engine):
     if snapshots is not None:
         take = snapshots.checkpoint
         snapshots.checkpoint = lambda num_tokens: take(max(BLOCK, num_tokens - BLOCK))
+
+
+def forget_limits(engine):
+    engine.device.limit_slots = lambda slots: None
+
+
+def cut_anywhere(engine):
+    engine.roster._norm_tokens = 0
+
+
+def limit_states_after_they_are_kept(engine):
+    device, limit, copy = engine.device, engine.device.limit_slots, engine.device.copy_slots
+    due = []
+    device.limit_slots = due.extend
+
+    def copied(copies):
+        copy(copies)
+        if due:
+            limit(due)
+            due.clear()
+
+    device.copy_slots = copied
 
 
 def forget_rows(engine):
@@ -306,6 +332,9 @@ FAULTS = (
     count_keys_without_states,
     file_states_under_rounded_lengths,
     keep_late_checkpoints,
+    forget_limits,
+    cut_anywhere,
+    limit_states_after_they_are_kept,
     forget_rows,
     keep_the_next_row,
     write_to_kept_tails,
