@@ -36,7 +36,7 @@ class LLMConfig:
     for keys and values. `swap_mib` of the host's memory are for what requests hold that have to make room for others,
     and files below `swap_dir` for what does not fit there; without either they are run again. Of kept prefixes that
     have to make room in the pool, `host_cache_mib` stay in the host's memory and `disk_cache_mib` in files of the
-    directory `disk_cache`, where they are found again after a restart; models with sliding windows do without.
+    directory `disk_cache`, where they are found again after a restart.
     `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models that must
     be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see
     `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own,
@@ -130,9 +130,6 @@ def lower_tier(config: LLMConfig, layout: PoolLayout, model: Callable[[], Mappin
     """Where kept prefixes go that have to make room in the pool; None for nowhere. `model()` is the fingerprint that
     files are kept under. Raises `ConfigError` for a directory that cannot be written."""
     if not config.prefix_cache or not (config.host_cache_mib or config.disk_cache):
-        return None
-    if any(spec.window for spec in layout.groups):
-        LOG.warning("host_cache_mib and disk_cache have no effect on a model with sliding windows")
         return None
     disk = None
     if config.disk_cache is not None:

@@ -194,26 +194,32 @@ class Device:
         return jax.tree.leaves(content)
 
     @staticmethod
-    def split_blocks(parts: Sequence[Any], count: int) -> list[list[np.ndarray]]:
-        """The arrays of each of `count` blocks, of what `read_blocks` gave."""
-        leaves = [jax.tree.leaves(part) for part in parts]
-        places = [divmod(index, PART) for index in range(count)]
-        return [[np.ascontiguousarray(leaf[:, i : i + 1]) for leaf in leaves[part]] for part, i in places]
+    def split_blocks(parts: Sequence[Any], counts: Sequence[int]) -> list[list[np.ndarray]]:
+        """The arrays of each block, `counts[g]` of group g after those of the groups before, of what `read_blocks`
+        gave."""
+        found = []
+        for group, count in enumerate(counts):
+            leaves = [jax.tree.leaves(part[group]) for part in parts]
+            places = [divmod(index, PART) for index in range(count)]
+            found += [[np.ascontiguousarray(leaf[:, i : i + 1]) for leaf in leaves[part]] for part, i in places]
+        return found
 
     @staticmethod
-    def split_slot(content: Any, count: int) -> list[list[np.ndarray]]:
+    def split_slot(content: Any) -> list[list[np.ndarray]]:
         """The arrays of what `read_slot` gave."""
-        return [jax.tree.leaves(content)] * count
+        return [jax.tree.leaves(content)]
 
-    def join(self, blocks: Sequence[Sequence[np.ndarray]], slot: Sequence[np.ndarray]) -> tuple[list[Any], Any]:
-        """What `write_state` takes, of the arrays of single blocks and of a slot, or of none. Raises ValueError where
-        they are not of this pool's shapes."""
+    def join(self, blocks: Sequence[Sequence[Sequence[np.ndarray]]], slot: Sequence[np.ndarray]) -> tuple[list, Any]:
+        """What `write_state` takes, of the arrays of single blocks of each group and of a slot, or of none. Raises
+        ValueError where they are not of this pool's shapes."""
         part, kept = self._shapes()
         parts = []
-        for start in range(0, len(blocks), PART):
-            columns = zip(*blocks[start : start + PART], strict=True)
-            joined = [np.concatenate(column, axis=1) for column in columns]
-            wide = [np.pad(one, [(0, 0), (0, PART - one.shape[1]), *[(0, 0)] * (one.ndim - 2)]) for one in joined]
+        for start in range(0, max(map(len, blocks)), PART):
+            wide = []
+            for shapes, held in zip(part, blocks, strict=True):
+                leaves, some = jax.tree.leaves(shapes), held[start : start + PART]
+                columns = list(zip(*some, strict=True)) if some else [()] * len(leaves)
+                wide += [_side_by_side(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
             parts.append(_as_tree(part, wide))
         return parts, _as_tree(kept, slot) if slot else ()
 
@@ -232,6 +238,16 @@ class Device:
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
+
+
+def _side_by_side(whole: jax.ShapeDtypeStruct, blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of single blocks as one of the shape of `whole`, then zeros. Raises ValueError where they do not fit."""
+    out = np.zeros(whole.shape, whole.dtype)
+    for index, block in enumerate(blocks):
+        if block.dtype != whole.dtype or block.shape != out[:, index : index + 1].shape:
+            raise ValueError(f"a block is {block.dtype} {block.shape}, not of {whole.dtype} {whole.shape}")
+        out[:, index : index + 1] = block
+    return out
 
 
 def _as_tree(shapes: Any, arrays: Sequence[np.ndarray]) -> Any:

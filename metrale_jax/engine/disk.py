@@ -24,7 +24,7 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.saved_file import read_saved, write_saved
 
 LOG = logging.getLogger(__name__)
-BLOCK, STATE = "block", "state"
+STATE = "state"
 IDENTITY, LOCK = "model.json", ".lock"
 SUFFIX = ".safetensors"
 WRITING = ".writing-"
@@ -32,6 +32,11 @@ WRITING = ".writing-"
 STALE_S = 3600
 # Of a full store so much more is deleted, one part in so many, that the next files fit without another look at it.
 SPARE, FEW_FILES = 16, 16
+
+
+def block_kind(group: int) -> str:
+    """The kind of an entry that is a block of the group."""
+    return f"block{group}"
 
 
 class DiskStore:

@@ -35,7 +35,7 @@ def make_engine(
     swap_directory: Path | None = None,
 ) -> Engine:
     """An idle engine with a pool of its own; `fill` makes the pool's arrays (tests pass NaN). What the pool gives up of
-    kept prefixes goes to `tier`, if there is one and no layer has a sliding window. What preempted requests hold, and
+    kept prefixes goes to `tier`, if there is one. What preempted requests hold, and
     `swap_bytes` have no room for, goes to files below `swap_directory`."""
     model = steps.model
     shapes = shapes or make_shape_plan(config, len(model.config.eos_token_ids))
@@ -65,6 +65,6 @@ def make_engine(
     device = Device(steps, params, num_blocks, shapes, fill)
     if swap_directory is not None:
         memory.swap = SwapSpace(config.swap_bytes, SwapFiles(swap_directory, device))
-    if tier is not None and config.prefix_cache and not any(windows):
-        memory.attach(Spill(tier, device, config.block_size, bool(model.layout.slot_groups)))
+    if tier is not None and config.prefix_cache:
+        memory.attach(Spill(tier, device, config.block_size, windows, bool(model.layout.slot_groups)))
     return Engine(device, memory, shapes, limits, clock, on_finish)

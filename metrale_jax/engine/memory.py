@@ -100,7 +100,7 @@ class Memory:
 
         def reach(path: list[Node], usable: int) -> int:
             digests[:] = spill.digests(namespace, tokens[:most])
-            wanted[:] = usable, spill.reach(digests, len(path), usable)
+            wanted[:] = usable, spill.reach(digests, path, usable)
             return wanted[1]
 
         match = self.tree.match(namespace, tokens, most, reach, whole)
@@ -108,7 +108,7 @@ class Memory:
         if depth <= usable:
             return match
         start = match.num_tokens // self.block_size
-        found = spill.found(digests[:depth], start, request.known_len, regime, len(self.allocators))
+        found = spill.found(digests[:depth], start, request.known_len, regime)
         if found is not None:
             self._found[request.request_id] = found
             return match

@@ -45,15 +45,16 @@ def _put_back(engine: Any, request: Request, saved: SavedState) -> None:
     blocks = [[table[i] for i in held] for table, held in zip(request.lease.tables, saved.held, strict=True)]
     content = saved.blocks, saved.slot
     engine.guarded([request], partial(engine.device.write_state, blocks, request.slot, content))
-    if request.lease is not None and saved.for_all:
-        copies = Copies()
-        copies.add(request, engine.memory.promote(request), 0)
-        engine.guarded([request], partial(copies.run, engine, None, 0))
-        if request.lease is not None:
-            engine.slots.write(request.slot, request.lease)
     if request.lease is None:
         return
     if request.lease.drop_behind_windows(request.seq_len):
+        engine.slots.write(request.slot, request.lease)
+    if saved.for_all:  # without what windows have left, into which nothing was put
+        copies = Copies()
+        copies.add(request, engine.memory.promote(request), 0)
+        engine.guarded([request], partial(copies.run, engine, None, 0))
+        if request.lease is None:
+            return
         engine.slots.write(request.slot, request.lease)
     if request.output and request.remaining == 1:
         # It lacks nothing but the run of its last token, and decodes on.

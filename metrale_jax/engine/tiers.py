@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Tier`: what the pool had to give up of kept prefixes, in the host's memory and, if asked for, on disk.
 
-An entry is a block of keys and values, or a recurrent state, found by a digest of all that decides its content: the
+An entry is a block of one group of layers, or a recurrent state, found by a digest of all that decides its content: the
 namespace and every token up to its end. So an entry is the same in every process that runs the same model.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from metrale_jax.engine.disk import BLOCK, STATE, DiskStore
+from metrale_jax.engine.disk import DiskStore
 from metrale_jax.engine.leaves import Node
 
 Key = tuple[str, str]
@@ -81,9 +81,9 @@ class Tier:
         """Whether an entry that is given up is not here yet; one that is counts as used now."""
         return not self._touched((kind, digest)) and not any((kind, digest) in keys for keys, _ in self._arriving)
 
-    def spill(self, kind: str, digests: Sequence[str], content: Any) -> None:
-        """Takes what the device will have read: `content(fetch)` gives the arrays of each of `digests`, in order."""
-        self._arriving.append(([(kind, digest) for digest in digests], content))
+    def spill(self, keys: Sequence[Key], content: Any) -> None:
+        """Takes what the device will have read: `content(fetch)` gives the arrays of each of `keys`, in order."""
+        self._arriving.append((list(keys), content))
 
     def settle(self, fetch: Callable) -> None:
         """Takes in what was spilled. Raises what `fetch` raises, after which that is forgotten."""
@@ -95,26 +95,13 @@ class Tier:
                 if self._disk is not None:
                     self._disk.put(*key, arrays)
 
-    def reach(self, digests: Sequence[str], start: int, floor: int, with_state: bool) -> int:
-        """How many blocks of a prompt can be had where the pool has the first `start`, and could go on after `floor`.
+    def has(self, kind: str, digest: str) -> bool:
+        """Whether there is such an entry, which counts as used now."""
+        return self._touched((kind, digest))
 
-        `with_state`: there has to be a state where the prompt goes on.
-        """
-        stop = start
-        while stop < len(digests) and self._touched((BLOCK, digests[stop])):
-            stop += 1
-        if not with_state:
-            return max(stop, floor)
-        return next((n for n in range(stop, floor, -1) if self._touched((STATE, digests[n - 1]))), floor)
-
-    def blocks(self, digests: Sequence[str]) -> list[list[np.ndarray]] | None:
-        """The arrays of each block; None if one cannot be read after all."""
-        found = [self._get((BLOCK, digest)) for digest in digests]
-        return None if any(one is None for one in found) else found
-
-    def state(self, digest: str) -> list[np.ndarray] | None:
-        """The arrays of a state, None if they cannot be read after all."""
-        return self._get((STATE, digest))
+    def get(self, kind: str, digest: str) -> list[np.ndarray] | None:
+        """The arrays of an entry; None if there is none, or they cannot be read after all."""
+        return self._get((kind, digest))
 
     def count_hit(self) -> None:
         """A prompt goes on from what was here."""

@@ -237,9 +237,9 @@ class World:
         limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len, norm_tokens)
         sizes = self.num_blocks + 1, self.num_slots, num_snapshots
         self.device = FakeDevice(self.rules, windows, BLOCK, *sizes, recurrent, norm_tokens)
-        self.tier = Tier((0, 0, 40, 2000)[choose(0, 3)] * 8) if not any(windows) and choose(0, 2) == 2 else None
+        self.tier = Tier((0, 0, 40, 2000)[choose(0, 3)] * 8) if choose(0, 2) == 2 else None
         if self.tier is not None and self.keep:
-            memory.attach(Spill(self.tier, self.device, BLOCK, recurrent))
+            memory.attach(Spill(self.tier, self.device, BLOCK, windows, recurrent))
         self.now = 1.0
         self.engine = Engine(self.device, memory, self.shapes, limits, lambda: self.now)
         self.device.holders = lambda: [*self.engine.filling, *self.engine.running.values()]

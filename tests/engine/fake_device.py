@@ -330,19 +330,19 @@ class FakeDevice:
         return kept
 
     @staticmethod
-    def split_blocks(parts: Any, count: int) -> list:
-        """The places of each block, of each group."""
-        return [[part[index] for part in parts] for index in range(count)]
+    def split_blocks(parts: Any, counts: Sequence[int]) -> list:
+        """The places of each block of each group."""
+        return [[part[index]] for part, count in zip(parts, counts, strict=True) for index in range(count)]
 
     @staticmethod
-    def split_slot(content: Any, count: int) -> list:
+    def split_slot(content: Any) -> list:
         """The state."""
-        return [[content]] * count
+        return [[content]]
 
     @staticmethod
     def join(blocks: Sequence, slot: Sequence) -> tuple[Any, Any]:
         """What `write_state` takes."""
-        return [np.stack(group) for group in zip(*blocks, strict=True)], slot[0] if slot else ()
+        return [np.asarray([places for [places] in group]) for group in blocks], slot[0] if slot else ()
 
     def write_state(self, blocks: Sequence[Sequence[int]], slot: int, content: Any) -> None:
         """Puts it elsewhere."""
@@ -354,7 +354,9 @@ class FakeDevice:
             if any(blocks):
                 for pool, ids, part in zip(self._pools, blocks, content[0], strict=True):
                     expect(all(ids) and len(set(ids)) == len(ids), "a block is put back to where there is none")
-                    pool[ids] = part
+                    expect(len(part) == len(ids), "not as many blocks are put back as there are")
+                    if ids:
+                        pool[ids] = part
             if len(content[1]):
                 self._states[slot] = tuple(content[1])
 

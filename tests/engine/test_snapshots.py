@@ -158,7 +158,7 @@ def tiered(world, max_bytes=1 << 20):
     tier, read = Tier(max_bytes), []
     get = tier._get
     tier._get = lambda key: (read.append(key), get(key))[1]
-    world.engine.memory.attach(Spill(tier, world.device, BLOCK, with_state=True))
+    world.engine.memory.attach(Spill(tier, world.device, BLOCK, (0,), with_state=True))
     return read
 
 

@@ -14,11 +14,15 @@ import pytest
 
 from metrale_jax import LLM, SamplingParams
 from metrale_jax.core.errors import ConfigError
-from metrale_jax.engine.disk import BLOCK, STATE, DiskStore
+from metrale_jax.engine.disk import STATE, DiskStore, block_kind
 from metrale_jax.engine.leaves import Node
+from metrale_jax.engine.moves import spill_kept
+from metrale_jax.engine.spill import Spill
 from metrale_jax.engine.tiers import Tier, digests_of, node_digest
 from tests.conftest import GOLDENS
+from tests.engine.engine_world import STEMS, Job, World
 
+BLOCK = block_kind(0)
 MODEL = {"weights": "abc"}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 OPTIONS = {"max_sequences": 2, "max_context_tokens": 96, "kv_cache_mib": 1, "prefill_tokens": 32}
@@ -31,7 +35,7 @@ def arrays(number, size=64):
 
 def put(tier, kind, digest, content):
     assert tier.wants(kind, digest)
-    tier.spill(kind, [digest], lambda fetch: [fetch(content)])
+    tier.spill([(kind, digest)], lambda fetch: [fetch(content)])
     tier.settle(lambda out: out)
 
 
@@ -45,29 +49,89 @@ def test_a_digest_is_of_all_that_comes_before_and_of_the_namespace():
     assert node_digest(node) == whole[1]
 
 
+def path_of(*blocks):
+    """Nodes of the pool, with these blocks of each group."""
+    return [Node(None, (), held, 0) for held in blocks]
+
+
 def test_how_far_a_prompt_is_served():
     tier = Tier(1 << 20)
     digests = digests_of("a", range(40), 4)
     for index in (2, 3, 4):
         put(tier, BLOCK, digests[index], arrays(index))
     put(tier, STATE, digests[3], arrays(9))
-    assert tier.reach(digests, 2, 0, with_state=False) == 5
-    assert tier.reach(digests, 1, 0, with_state=False) == 1, "block 1 is nowhere"
-    assert tier.reach(digests, 2, 0, with_state=True) == 4, "the deepest state"
-    assert tier.reach(digests, 6, 0, with_state=True) == 4, "blocks in the pool, the state here"
-    assert tier.reach(digests, 2, 4, with_state=True) == 4, "no deeper than the pool's own"
-    assert tier.reach(digests[:4], 2, 2, with_state=True) == 4
+    stateless, stateful = (Spill(tier, None, 4, (0,), with_state) for with_state in (False, True))
+    assert stateless.reach(digests, path_of((1,), (2,)), 2) == 5
+    assert stateless.reach(digests, path_of((1,)), 1) == 1, "block 1 is nowhere"
+    assert stateful.reach(digests, path_of((1,), (2,)), 0) == 4, "the deepest state"
+    assert stateful.reach(digests, path_of(*[(1,)] * 6), 0) == 4, "blocks in the pool, the state here"
+    assert stateful.reach(digests, path_of((1,), (2,)), 4) == 4, "no deeper than the pool's own"
+    assert stateful.reach(digests[:4], path_of((1,), (2,)), 2) == 4
+
+
+def test_how_far_a_prompt_is_served_that_sees_no_more_than_windows():
+    digests, window = digests_of("a", range(40), 4), 6
+    tier = Tier(1 << 20)
+    for index in (4, 5, 7):
+        put(tier, block_kind(1), digests[index], arrays(index))
+    for index in range(2, 9):
+        put(tier, block_kind(0), digests[index], arrays(index))
+    alone, beside = Spill(tier, None, 4, (window,), False), Spill(tier, None, 4, (0, window), False)
+    assert alone.reach(digests, [], 0) == 9, "the last two blocks are enough"
+    assert beside.reach(digests, path_of((1, 0), (2, 3)), 2) == 6, "block 6 of the second group is nowhere"
+    assert beside.reach(digests, path_of((1, 0), (2, 0), (3, 0), (4, 5)), 4) == 6
+    assert beside.reach(digests[:5], path_of((1, 0), (2, 3)), 2) == 2, "nor block 3"
+    put(tier, STATE, digests[3], arrays(1))
+    pool = path_of((1, 0), (2, 0), (3, 0), (4, 5), (6, 7))
+    stateful = Spill(tier, None, 4, (0, window), True)
+    assert stateful.reach(digests, pool, 0) == 0, "the pool has no more of what a token there sees"
+    pool[2].blocks = (3, 8)
+    assert stateful.reach(digests, pool, 0) == 4
+
+
+WINDOW_WORLDS = {1: (0, 6), 2: (5,), 3: (9, 0, 4)}
+
+
+@pytest.mark.parametrize("number", WINDOW_WORLDS, ids=lambda number: str(WINDOW_WORLDS[number]))
+@pytest.mark.parametrize("recurrent", [0, 1])
+def test_models_with_windows_find_what_they_left_and_read_no_more_than_they_see(number, recurrent):
+    chosen = iter([number, 0, 60, 4, 24, 4, 1, 1, 0, recurrent, 8 * recurrent, *([0, 1, 1, 1, 0, 0] * recurrent)])
+    world = World(lambda low, high: next(chosen, 0))
+    memory, tier, read = world.engine.memory, Tier(1 << 20), []
+    get = tier.get
+    tier.get = lambda kind, digest: (read.append(kind), get(kind, digest))[1]
+    memory.attach(Spill(tier, world.device, 4, WINDOW_WORLDS[number], bool(recurrent)))
+    prompt = tuple(STEMS[0][:23])
+
+    def run(*prompts):
+        for one in prompts:
+            world.submit(Job(one, SamplingParams(max_tokens=5, ignore_eos=True), (0,)))
+        while world.step():
+            world.check()
+        world.check()
+        return world.sent[-1].request
+
+    run(prompt)
+    spill_kept(world.engine)
+    memory.tree.clear()
+    assert run((*prompt, 3)).cached_tokens == 20 and tier.stats.hits == 1
+    wanted = [5 if not window else 5 - max(0, 20 - window + 1) // 4 for window in WINDOW_WORLDS[number]]
+    assert [read.count(block_kind(group)) for group in range(len(wanted))] == wanted
+    assert run((*prompt, 5)).cached_tokens == 20 and tier.stats.hits == 1, "it is in the pool again"
+    if not recurrent:
+        assert run((*prompt[:13], 3, 3)).cached_tokens == 12 and tier.stats.hits == 2, "but for what had left its window"
+    world.finish()
 
 
 def test_least_recently_used_goes_first_and_what_is_too_large_never_comes():
     tier = Tier(3 * 512)
     for name in "abc":
         put(tier, BLOCK, name, arrays(1))
-    assert tier.blocks(["a"]) and not tier.wants(BLOCK, "a"), "asked for, it counts as used"
+    assert tier.get(BLOCK, "a") and not tier.wants(BLOCK, "a"), "asked for, it counts as used"
     put(tier, BLOCK, "d", arrays(1))
-    assert tier.blocks(["b"]) is None and tier.blocks(["a", "c", "d"]) is not None
+    assert [name for name in "abcd" if tier.get(BLOCK, name)] == ["a", "c", "d"]
     put(tier, STATE, "e", arrays(1, size=1000))
-    assert tier.state("e") is None and tier.stats.num_bytes == 3 * 512
+    assert tier.get(STATE, "e") is None and tier.stats.num_bytes == 3 * 512
 
 
 def test_what_the_device_fails_to_give_is_forgotten():
@@ -76,7 +140,7 @@ def test_what_the_device_fails_to_give_is_forgotten():
     def failing(out):
         raise RuntimeError("lost")
 
-    tier.spill(BLOCK, ["a"], lambda fetch: [fetch(1)])
+    tier.spill([(BLOCK, "a")], lambda fetch: [fetch(1)])
     with pytest.raises(RuntimeError):
         tier.settle(failing)
     tier.settle(failing)
@@ -89,7 +153,7 @@ def test_files_are_found_after_a_restart_and_wiped_for_another_model(tmp_path):
     put(tier, STATE, "a", arrays(2))
     again = Tier(1 << 20, DiskStore(tmp_path, 1 << 20, MODEL))
     assert not again.wants(BLOCK, "a")
-    [found] = again.blocks(["a"])
+    found = again.get(BLOCK, "a")
     for one, other in zip(found, arrays(1), strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
@@ -112,11 +176,11 @@ def test_a_damaged_file_is_told_of_and_done_without(damage, tmp_path, caplog):
     store = DiskStore(tmp_path, 1 << 20, MODEL)
     store.put(BLOCK, "a", arrays(1))
     store.put(BLOCK, "b", arrays(2))
-    path = tmp_path / "block-a.safetensors"
+    path = tmp_path / "block0-a.safetensors"
     if damage == "half":
         damage = path.read_bytes()[: path.stat().st_size // 2]
     if damage == "swapped":
-        damage = (tmp_path / "block-b.safetensors").read_bytes()
+        damage = (tmp_path / "block0-b.safetensors").read_bytes()
     path.write_bytes(damage)
     with caplog.at_level(logging.WARNING):
         assert store.get(BLOCK, "a") is None
@@ -152,14 +216,14 @@ def test_who_loses_the_directory_to_another_model_reads_nothing_of_it_and_keeps_
         old.put(BLOCK, "c", arrays(1))
     assert caplog.text.count("another model's") == 1 and not old.has(BLOCK, "b") and not old.has(BLOCK, "a")
     np.testing.assert_array_equal(new.get(BLOCK, "a")[0], arrays(2)[0])
-    assert {file.name for file in tmp_path.glob("*.safetensors")} == {"block-a.safetensors"}
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == {"block0-a.safetensors"}
 
 
 def test_a_directory_with_a_files_name_and_what_was_never_finished_are_in_nobodys_way(tmp_path, caplog):
-    (tmp_path / "block-a.safetensors").mkdir()
-    (tmp_path / ".block-b.safetensors.writing-1").write_text("half")
-    os.utime(tmp_path / ".block-b.safetensors.writing-1", (1, 1))
-    (tmp_path / ".block-c.safetensors.writing-1").write_text("half")
+    (tmp_path / "block0-a.safetensors").mkdir()
+    (tmp_path / ".block0-b.safetensors.writing-1").write_text("half")
+    os.utime(tmp_path / ".block0-b.safetensors.writing-1", (1, 1))
+    (tmp_path / ".block0-c.safetensors.writing-1").write_text("half")
     for model in (MODEL, MODEL, {"weights": "xyz"}):
         store = DiskStore(tmp_path, 1 << 20, model)
         assert store.num_files == 0 and not store.has(BLOCK, "a") and store.get(BLOCK, "a") is None
@@ -168,7 +232,7 @@ def test_a_directory_with_a_files_name_and_what_was_never_finished_are_in_nobody
     with caplog.at_level(logging.WARNING):
         store.put(BLOCK, "a", arrays(1))
     assert "kept prefixes on disk" in caplog.text and not store.has(BLOCK, "a")
-    assert sorted(file.name for file in tmp_path.glob(".*writing*")) == [".block-c.safetensors.writing-1"]
+    assert sorted(file.name for file in tmp_path.glob(".*writing*")) == [".block0-c.safetensors.writing-1"]
 
 
 def test_a_lock_file_that_a_killed_process_left_counts_no_more_than_it_says(tmp_path):
@@ -184,7 +248,9 @@ SHARER = """
 import sys
 import numpy as np
 from pathlib import Path
-from metrale_jax.engine.disk import BLOCK, DiskStore
+from metrale_jax.engine.disk import DiskStore, block_kind
+
+BLOCK = block_kind(0)
 
 def content(number, weights):
     return [np.full(2000, number + len(weights), np.float32)]
@@ -226,7 +292,7 @@ def test_processes_that_share_a_directory_never_read_what_is_not_theirs(tmp_path
     for _, errors in told[:2]:
         assert errors.count("kept prefixes on disk") == 1 == errors.count("is another model's by now"), errors
     assert not told[2][1], told[2][1]
-    files = list(shared.glob("block-*.safetensors"))
+    files = list(shared.glob("block0-*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     # Files that were written over, or deleted by who lost the directory, are counted until it is looked at again.
     assert 0 < size <= int((shared / ".lock").read_text()) <= 200_000
@@ -293,7 +359,10 @@ def test_files_of_other_shapes_are_done_without(tmp_path):
     assert after.usage.cached_tokens == 0 and after.token_ids == before.token_ids
 
 
-def test_sliding_windows_do_without_and_say_so(caplog):
-    with caplog.at_level(logging.WARNING):
-        LLM(GOLDENS / "gemma2", **OPTIONS, host_cache_mib=8)
-    assert "sliding windows" in caplog.text
+def test_a_prefix_of_a_model_with_windows_outlives_its_process(tmp_path):
+    options = OPTIONS | {"disk_cache": tmp_path}
+    first = LLM(GOLDENS / "gemma2", **options)
+    [before] = first.generate([SHARED], GREEDY)
+    first.spill()
+    [after] = LLM(GOLDENS / "gemma2", **options).generate([SHARED], GREEDY)
+    assert after.usage.cached_tokens == 64 and after.token_ids == before.token_ids
