@@ -52,8 +52,9 @@ HEADS = {
 }
 POLICIES = {
     "no snapshots": None,
-    "chunk ends only": SnapshotPolicy(last_block=False, branches=False, decode_blocks=0),
-    "chunk ends, last blocks, branches, decoding": SnapshotPolicy(),
+    "chunk ends only": SnapshotPolicy(last_block=False, branches=False, decode_blocks=0, whole_prompts=False),
+    "chunk ends, last blocks, branches, decoding": SnapshotPolicy(whole_prompts=False),
+    "and whole prompts": SnapshotPolicy(),
 }
 
 
@@ -115,7 +116,8 @@ class Bench:
 
     def engine(self, policy: SnapshotPolicy | None) -> Engine:
         """A fresh engine, all of whose programs are compiled. Without a policy nothing is ever found."""
-        config = replace(self.config, snapshot_policy=policy or SnapshotPolicy(False, False, False, 0))
+        none = SnapshotPolicy(False, False, False, 0, whole_prompts=False)
+        config = replace(self.config, snapshot_policy=policy or none)
         engine = make_engine(self.steps, self.params, config)
         wanted = all_programs(engine.shapes, self.steps.model.config.vocab_size, has_slots=True)
         for done in compile_programs(self.steps, self.params, config, wanted):

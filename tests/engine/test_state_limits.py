@@ -28,8 +28,8 @@ LENGTHS = (60, 64, 65, 130)
 class Limited:
     """A golden model under a limit."""
 
-    def __init__(self, golden, max_norm=MAX_NORM):
-        formats = StateFormats("float32", max_norm=max_norm, norm_tokens=EVERY)
+    def __init__(self, golden):
+        formats = StateFormats("float32", max_norm=MAX_NORM, norm_tokens=EVERY)
         self.steps = Steps(make_model(golden.config, "cpu", 16, formats), row_major(jax.devices()[0]))
         self.params, self.config = golden.params, golden.config
 
@@ -41,7 +41,8 @@ def limited(golden):
 
 def test_answers_are_the_same_however_prompts_are_cut_and_whatever_is_cached(limited, golden):
     prompts = [golden("mamba2").prompt[:length] for length in LENGTHS]
-    alone = [generate_tokens(limited.steps, limited.params, one, PARAMS, fill=nan_fill) for one in prompts]
+    alone = answers(engine_of(limited), prompts)
+    assert alone[3] == generate_tokens(limited.steps, limited.params, prompts[3], PARAMS, fill=nan_fill)
     for engine in (engine_of(limited), engine_of(limited, prefix_cache=True, num_snapshots=6)):
         assert answers(engine, prompts) == alone
         engine.shapes = replace(engine.shapes, prefill_tokens=40)
@@ -49,31 +50,22 @@ def test_answers_are_the_same_however_prompts_are_cut_and_whatever_is_cached(lim
         assert answers(engine, prompts[::-1]) == alone[::-1]
         assert [answers(engine, [one]) for one in prompts] == [[one] for one in alone]
     assert engine.stats().cached_tokens > 2 * sum(LENGTHS[:3]), "found whole, or from a snapshot"
-    free = [golden("mamba2").data[f"greedy_{length}"].tolist() for length in (65, 130)]
+    free = [golden("mamba2").data[f"greedy_{length}"].tolist() for length in LENGTHS[2:]]
     assert alone[2:] != free, "the limit is felt"
 
 
 def test_what_a_slot_holds_at_a_limit_is_within_it_and_logits_are_those_of_the_engine(limited, golden):
     prompt = golden("mamba2").prompt
     engine = engine_of(limited)
-    [[first, *_]] = answers(engine, [prompt[:128]])
-    engine.device.reset()
     [request] = engine.submit(Ask(tuple(map(int, prompt[:128])), replace(PARAMS, max_tokens=1), [0], ()))
     while not request.output:
         engine.step()
-    matrix = engine.device.fetch(engine.device.read_slot(engine.shapes.num_slots))[0].matrix
+    matrix = engine.device.fetch(engine.device.read_slot(1))[0].matrix
     logits = np.concatenate(list(chunked_logits(limited.steps, limited.params, prompt[:130])))
-    assert request.output[0] == first == logits[127].argmax()
+    assert request.output[0] == logits[127].argmax()
     assert logits[129].argmax() == answers(engine, [prompt[:130]])[0][0]
     norms = np.linalg.norm(matrix[:, 0].reshape(*matrix.shape[:1], matrix.shape[2], -1), axis=-1)
     assert norms.max() <= MAX_NORM * (1 + 1e-5) and np.isclose(norms, MAX_NORM).any()
-
-
-def test_a_limit_that_is_never_met_changes_nothing(golden):
-    model, prompt = golden("mamba2"), golden("mamba2").prompt[:130]
-    each = [(Limited(model, max_norm=1e9).steps, model.params), (model.steps, model.params)]
-    mine, free = (np.concatenate(list(chunked_logits(steps, params, prompt))) for steps, params in each)
-    np.testing.assert_allclose(mine, free, atol=1e-5)
 
 
 def test_spans_end_at_limits(limited):

@@ -119,7 +119,9 @@ def test_models_with_windows_find_what_they_left_and_read_no_more_than_they_see(
     assert [read.count(block_kind(group)) for group in range(len(wanted))] == wanted
     assert run((*prompt, 5)).cached_tokens == 20 and tier.stats.hits == 1, "it is in the pool again"
     if not recurrent:
-        assert run((*prompt[:13], 3, 3)).cached_tokens == 12 and tier.stats.hits == 2, "but for what had left its window"
+        assert run((*prompt[:13], 3, 3)).cached_tokens == 12 and tier.stats.hits == 2, (
+            "but for what had left its window"
+        )
     world.finish()
 
 
