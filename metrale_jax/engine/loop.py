@@ -378,6 +378,7 @@ class Engine:
             self._unread.clear()
             self.roster.memory.forget(distrusted=False)
             self.device.reset()
+            self.roster.forget_moves()
             self._num_resets += 1
             for request in self.roster.busy:
                 request.in_flight = 0

@@ -148,6 +148,10 @@ class Roster:
         restores, self._restores, self._tails = (self._restores, self._tails), [], []
         return restores
 
+    def forget_moves(self) -> None:
+        """What was still to be put into the pool is not: whom it was for begins again."""
+        self._restores, self._tails, self._returned = [], [], []
+
     def returned(self) -> list[tuple[Request, SavedState | None]]:
         """Requests that came back and what has to be put into their blocks before the next step, None where that cannot
         be read and they have to begin again; told once."""

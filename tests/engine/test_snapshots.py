@@ -111,6 +111,26 @@ def test_a_prompt_found_whole_gives_back_what_it_held_where_its_step_fails(name,
     assert third.output == world.sent[0].answer
 
 
+def test_an_interrupt_between_plan_and_moves_leaves_nothing_to_be_moved_later():
+    world = world_of(whole_prompts=True)
+    run(world, SHARED)
+    world.submit(Job(SHARED, SamplingParams(max_tokens=3, ignore_eos=True), (0,)))
+    world.submit(Job((*SHARED[:9], 5), SamplingParams(max_tokens=3, ignore_eos=True), (0,)))
+    planned = world.engine.roster.planned_chunks
+
+    def interrupted(num_decoding):
+        world.engine.roster.planned_chunks = planned
+        planned(num_decoding)
+        world.device.num_failed += 1  # so that more work than said is none to wonder at
+        raise KeyboardInterrupt
+
+    world.engine.roster.planned_chunks = interrupted
+    world.step()
+    assert world.engine.roster.restores() == ([], [])
+    world.finish()
+    assert [one.request.finish_reason for one in world.sent] == ["length"] * 3
+
+
 @pytest.mark.parametrize("name", ["copy", "copy_slots", "keep_rows"])
 def test_an_end_that_was_never_written_is_not_kept(name):
     world = world_of(whole_prompts=True)
