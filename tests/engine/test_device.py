@@ -2,10 +2,13 @@
 """A device finds its programs by sizes alone; shapes that do not fit them are refused all the same."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
+from metrale_jax.engine.device import PART, Device
 from metrale_jax.engine.rows import Rows
 
 
@@ -57,3 +60,24 @@ def test_what_is_drawn_is_read_before_a_new_program_is_waited_for(kit):
     kit.finish(engine)
     assert request.output == kit.solo(kit.job(kit.golden.prompt[:7]))
     assert asked
+
+
+def test_blocks_of_groups_that_were_split_are_joined_as_they_were_however_many_each_has():
+    rng = np.random.default_rng(0)
+    sizes = ((2, 3), (1, 5))  # layers, and numbers a block, of each group
+    shapes = tuple([jax.ShapeDtypeStruct((layers, PART, width), np.float32)] for layers, width in sizes)
+    content = [rng.normal(size=(layers, 2 * PART, width)).astype(np.float32) for layers, width in sizes]
+    parts = [tuple([whole[:, start : start + PART]] for whole in content) for start in (0, PART)]
+    device = SimpleNamespace(_shapes=lambda: (shapes, ()))
+    for counts in ((PART + 3, 2), (0, 1), (2 * PART, 2 * PART)):
+        flat = Device.split_blocks(parts, counts)
+        blocks = flat[: counts[0]], flat[counts[0] :]
+        joined, slot = Device.join(device, blocks, [])
+        assert slot == () and len(joined) == -(-max(counts) // PART)
+        for group, count in enumerate(counts):
+            whole = np.concatenate([part[group][0] for part in joined], axis=1)
+            np.testing.assert_array_equal(whole[:, :count], content[group][:, :count])
+            assert not whole[:, count:].any()
+    for wrong in (np.zeros((2, 1, 4), np.float32), np.zeros((2, 1, 3), np.float16)):
+        with pytest.raises(ValueError, match="a block is"):
+            Device.join(device, ([[wrong]], []), [])
