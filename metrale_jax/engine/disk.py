@@ -198,7 +198,7 @@ class DiskStore:
                     continue
                 if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
                     yield entry
-                elif WRITING in entry.name and time.time() - entry.stat().st_mtime > STALE_S:
+                elif WRITING in entry.name and _age_s(entry) > STALE_S:
                     _unlink(entry)
 
     def _shrink(self) -> int:
@@ -232,6 +232,14 @@ class DiskStore:
 
 def _name(kind: str, digest: str) -> str:
     return f"{kind}-{digest}{SUFFIX}"
+
+
+def _age_s(entry: os.DirEntry) -> float:
+    """Seconds since a file was written to, 0 where it is not there any more."""
+    try:
+        return time.time() - entry.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _unlink(path: os.PathLike) -> None:

@@ -261,13 +261,14 @@ directory, weights, stop = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 chance = np.random.default_rng(int(sys.argv[4]))
 store = DiskStore(directory, 200_000, {"weights": weights})
 found = wrong = 0
-print("ready", flush=True)
 while not (stop.exists() and found):
     number = int(chance.integers(60))
     arrays = store.get(BLOCK, str(number))
     if arrays is None:
         store.put(BLOCK, str(number), content(number, weights))
     else:
+        if not found:
+            print("found", flush=True)
         found += 1
         wrong += not np.array_equal(arrays[0], content(number, weights)[0])
 print(found, wrong, flush=True)
@@ -279,16 +280,26 @@ def test_processes_that_share_a_directory_never_read_what_is_not_theirs(tmp_path
 
     def started(weights, seed):
         command = [sys.executable, "-c", SHARER, str(shared), weights, str(tmp_path / "stop"), str(seed)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "ready\n"
-        return process
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
 
-    running = [started("abc", 1), started("abc", 2)]
-    time.sleep(0.5)
-    running.append(started("another", 3))
-    time.sleep(1)
-    (tmp_path / "stop").touch()
-    told = [one.communicate(timeout=60) for one in running]
+    def has_found(process):
+        assert process.stdout.readline() == "found\n", process.stderr.read()
+
+    running = []
+    try:
+        started("abc", 1)
+        started("abc", 2)
+        for process in running:
+            has_found(process)
+        started("another", 3)
+        has_found(running[2])
+        time.sleep(0.5)
+        (tmp_path / "stop").touch()
+        told = [process.communicate(timeout=60) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
     found = [[int(number) for number in out.split()[-2:]] for out, _ in told]
     assert all(hits and not wrong for hits, wrong in found), told
     for _, errors in told[:2]:
