@@ -60,7 +60,7 @@ def state_figures(row: Row, found: dict, temp_bytes: int) -> dict:
     states, *pending = (x.size * x.dtype.itemsize for x in jax.tree.leaves(WRITING[row.entry](row)))
     smallest = min(states, max(pending, default=states))
     shares = {"temp_bytes": temp_bytes, "pool_share": round(temp_bytes / smallest, 4)}
-    if row.sizes.width > 1 or row.sizes.room:
+    if row.sizes.width > 1 or row.sizes.room or "unmasked_bytes" not in found:
         return shares
     a_thread = sum(int(size) * count for kind in ("loads", "stores") for size, count in found[kind].items())
     asked = a_thread * found["threads"] * math.prod(found["grid"])

@@ -2,7 +2,7 @@
 """The kernels of recurrent layers and of mixtures of experts that are compiled for machines that are not here."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +15,8 @@ from pallas_kernels.gated_delta.op import DeltaTokens, delta_rows
 from pallas_kernels.grouped_matmul.cases import CLAMPED, MODELS, SWIGLU
 from pallas_kernels.grouped_matmul.op import grouped_matmul
 from pallas_kernels.shapes import ceil_div, next_power_of_two
-from pallas_kernels.ssd.op import SsdHeads, SsdStorage, SsdTokens, ssd_rows
-from pallas_kernels.state_rows import StateRows
+from pallas_kernels.ssd.op import SsdHeads, SsdStorage, SsdTokens, ssd_ragged, ssd_rows
+from pallas_kernels.state_rows import CHUNK, StateRows, cut_chunks
 
 
 def _of(*shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
@@ -141,6 +141,33 @@ def _ssd(row: Row, sharding: Any):
 
 
 @dataclass(frozen=True)
+class SsdRaggedSizes(SsdSizes):
+    """Ragged rows of `width` tokens together."""
+
+    @property
+    def words(self) -> list[str]:
+        """Name the sizes."""
+        heads, sequences, _ = super().words
+        return [heads, sequences, f"T{self.width}-J{self.room}"]
+
+
+def _ssd_ragged(row: Row, sharding: Any):
+    sizes = row.sizes
+    x, dt, b = sizes.token
+    dtypes = row.dtype, "float32", row.dtype, row.dtype
+    tokens = (_of(sizes.width, *shape, dtype=kind) for shape, kind in zip((x, dt, b, b), dtypes, strict=True))
+    heads = SsdHeads(*(_of(sizes.num_heads, dtype="float32") for _ in range(2)))
+    rows = _state_rows(sizes.num_sequences, 0)
+    # A step cuts its chunks once for all layers.
+    rows = rows.replace(chunks=jax.eval_shape(lambda rows: cut_chunks(rows, sizes.width, CHUNK), rows))
+
+    def call(storage, tokens, heads, rows):
+        return ssd_ragged(tokens, heads, storage, LAYER, rows, row.platform, row.impl)
+
+    return call, placed((ssd_storage(row), SsdTokens(*tokens), heads, rows), sharding)
+
+
+@dataclass(frozen=True)
 class ExpertSizes:
     """`num_rows` rows of all groups together; `width` counts a weight's outputs, a gate's and up's together."""
 
@@ -176,10 +203,12 @@ def _experts(row: Row, sharding: Any):
 
 
 ENTRIES: Mapping[str, Callable] = MappingProxyType(
-    {"gated_delta": _delta, "ssd_rows": _ssd, "grouped_matmul": _experts}
+    {"gated_delta": _delta, "ssd_rows": _ssd, "ssd_ragged": _ssd_ragged, "grouped_matmul": _experts}
 )
 # Storage of entries that hold states, which their calls write over.
-WRITING: Mapping[str, Callable] = MappingProxyType({"gated_delta": delta_storage, "ssd_rows": ssd_storage})
+WRITING: Mapping[str, Callable] = MappingProxyType(
+    {"gated_delta": delta_storage, "ssd_rows": ssd_storage, "ssd_ragged": ssd_storage}
+)
 
 QWEN3_NEXT, OLMO_HYBRID = (16, 32, 128, 128), (30, 30, 96, 192)
 KIMI_LINEAR = (32, 32, 128, 128, True)
@@ -250,4 +279,27 @@ def _expert_rows() -> Iterator[Row]:
         yield row("bfloat16", ExpertSizes(64, 32, 2048, 2048, SWIGLU, bias=True))
 
 
-ROWS: tuple[Row, ...] = (*_state_rows_of_models(), *_expert_rows())
+# A TPU loads no float16, and its memory has no room for 2^32 numbers. Heads and states that are no whole tiles of it.
+SSD_TPU_SLOTS, SSD_NARROW, SSD_ODD = 257, (24, 1, 64, 64), (32, 8, 192, 96)
+
+
+def _tpu_ssd_rows() -> Iterator[Row]:
+    """What models decode with on a TPU, every dtype that it loads, and drafts."""
+
+    def row(dtype, kept, sizes, quick=False):
+        sizes = replace(sizes, slots=SSD_TPU_SLOTS)
+        return Row("ssd_rows", "mosaic_tpu", "tpu", dtype, kept, sizes, quick, tensor_cores=False)
+
+    for dtype in FLOATS[:2]:
+        for kept in FLOATS[:2]:
+            yield row(dtype, kept, SsdSizes(*MAMBA2), (dtype, kept) == ("bfloat16", "float32"))
+    for heads in (NEMOTRON_H, FALCON_H1, SSD_NARROW, SSD_ODD):
+        for kept in FLOATS[:2]:
+            yield row("bfloat16", kept, SsdSizes(*heads))
+    yield row("bfloat16", "float32", SsdSizes(*MAMBA2, num_sequences=8))
+    yield row("bfloat16", "float32", SsdSizes(*MAMBA2, num_sequences=8, room=3))
+    for heads in (MAMBA2, FALCON_H1):
+        yield row("bfloat16", "float32", SsdSizes(*heads, width=4, room=3))
+
+
+ROWS: tuple[Row, ...] = (*_state_rows_of_models(), *_expert_rows(), *_tpu_ssd_rows())

@@ -17,6 +17,7 @@ from pallas_kernels.gated_delta.triton import TILE
 from pallas_kernels.grouped_matmul import mosaic_tpu
 from pallas_kernels.shapes import ceil_div, next_power_of_two, round_up
 from pallas_kernels.ssd.triton import tile_of
+from pallas_kernels.storage import padded_bytes
 
 SECTOR = 32
 WIDE = 4
@@ -66,6 +67,8 @@ def delta_traffic(row: Row) -> dict:
 
 def ssd_traffic(row: Row) -> dict:
     """As `delta_traffic`; tokens are widened to float32 before the kernel reads them, which is written and read."""
+    if row.platform == "tpu":
+        return _tpu_ssd_traffic(row)
     sizes, item, kept = row.sizes, _item(row.dtype), _item(row.kv_format)
     states = 2 * sizes.num_heads * sizes.head_dim * round_up(sizes.state_dim * kept, SECTOR)
     x, dt, b = sizes.token
@@ -77,6 +80,33 @@ def ssd_traffic(row: Row) -> dict:
     whole = ceil_div(sizes.head_dim, tile) * tile * next_power_of_two(sizes.state_dim)
     found = _ratio(moved, 2 * kept * sizes.state_size + tokens + least)
     return {**found, "unmasked_bytes": 2 * kept * sizes.num_heads * whole + tokens}
+
+
+def _tpu_ssd_traffic(row: Row) -> dict:
+    """The same as a TPU lays arrays out, which no kernel can help. The kernel takes x as it lies, and what is pending
+    where it lies; b and c are widened for it. All that a slot has room for is read, and if a row drafts written."""
+    sizes = row.sizes
+    x, dt, b = sizes.token
+    kept = padded_bytes((sizes.num_heads, sizes.head_dim, sizes.state_dim), row.kv_format)
+    tokens = sum(padded_bytes((sizes.width, *shape), kind) for shape, kind in ((x, row.dtype), (dt, "float32")))
+    tokens += 2 * padded_bytes((sizes.width, *b), row.dtype) + padded_bytes((sizes.width, *x), "float32")
+    waiting = [
+        sum(padded_bytes((n, *shape), "float32") for shape in sizes.token) for n in (sizes.room, sizes.width - 1)
+    ]
+    least = 2 * kept + tokens + (waiting[0] if sizes.room else 0) + (waiting[1] if sizes.width > 1 else 0)
+    widened = 0 if row.dtype == "float32" else 2 * 2 * padded_bytes((sizes.width, *b), "float32")
+    whole = waiting[0] - waiting[1] if sizes.width > 1 else 0
+    found = _ratio(least + widened + whole, least)
+    return {**found, "layout_ratio": round(kept / (_item(row.kv_format) * sizes.state_size), 4)}
+
+
+def ssd_ragged_traffic(row: Row) -> dict:
+    """The least of it: arithmetic limits ragged rows."""
+    sizes, item, kept = row.sizes, _item(row.dtype), _item(row.kv_format)
+    x, dt, b = sizes.token
+    tokens = sizes.width * (item * _size((x, b, b)) + WIDE * _size((dt, x)))
+    states = sizes.num_sequences * (2 * kept * sizes.state_size + sizes.room * WIDE * _size(sizes.token))
+    return {"least_bytes": tokens + states}
 
 
 def expert_least(row: Row) -> int:
@@ -113,5 +143,10 @@ def expert_tile(sizes) -> int:
 
 
 TRAFFIC: Mapping[str, Callable[[Row], dict]] = MappingProxyType(
-    {"gated_delta": delta_traffic, "ssd_rows": ssd_traffic, "grouped_matmul": expert_traffic}
+    {
+        "gated_delta": delta_traffic,
+        "ssd_rows": ssd_traffic,
+        "ssd_ragged": ssd_ragged_traffic,
+        "grouped_matmul": expert_traffic,
+    }
 )

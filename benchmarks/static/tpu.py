@@ -14,7 +14,8 @@ import jax
 from jax.experimental.layout import Format
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks.static.layer_traffic import expert_tile, expert_traffic
+from benchmarks.static.layer_rows import WRITING
+from benchmarks.static.layer_traffic import TRAFFIC, expert_tile, expert_traffic
 from benchmarks.static.rows import Row, abstract_storage, arguments, donated
 from metrale_jax.aot.targets import Target
 from metrale_jax.steps.home import lying_row_major
@@ -28,6 +29,8 @@ def figures(row: Row, target: Target) -> dict:
     """The figures of one row, as they are recorded."""
     if row.entry == "grouped_matmul":
         return expert_figures(row, target)
+    if row.entry in WRITING:
+        return state_figures(row, target)
     sharding = SingleDeviceSharding(target.devices()[0])
 
     def row_major(x: jax.ShapeDtypeStruct) -> Format:
@@ -61,6 +64,31 @@ def expert_figures(row: Row, target: Target) -> dict:
     memory, (vmem,) = compiled.memory_analysis(), map(int, _VMEM.findall(compiled.as_text()))
     found = {"temp_bytes": memory.temp_size_in_bytes, "code_bytes": memory.generated_code_size_in_bytes}
     return {**found, "tile_rows": expert_tile(row.sizes), "vmem_bytes": vmem, **expert_traffic(row)}
+
+
+def state_figures(row: Row, target: Target) -> dict:
+    """The figures of a call that writes states in place, which lie as steps keep them."""
+    sharding = SingleDeviceSharding(target.devices()[0])
+    call, (storage, *others) = arguments(row, sharding)
+
+    def placed(tree):
+        return jax.tree.map(lambda x: lying_row_major(x, sharding), tree)
+
+    lying = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), storage, placed(storage)
+    )
+    out, *kept = jax.eval_shape(call, storage, *others)
+    results = (jax.tree.map(lambda _: sharding, out), *placed(kept))
+    compiled = jax.jit(call, donate_argnums=donated(row), out_shardings=results).lower(lying, *others).compile()
+    memory = compiled.memory_analysis()
+    states, *pending = (x.size * x.dtype.itemsize for x in jax.tree.leaves(storage))
+    smallest = min(states, max(pending, default=states))
+    found = {
+        "temp_bytes": memory.temp_size_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+        "pool_share": round(memory.temp_size_in_bytes / smallest, 4),
+    }
+    return {**found, "vmem_bytes": max(map(int, _VMEM.findall(compiled.as_text()))), **TRAFFIC[row.entry](row)}
 
 
 def attention_figures(row: Row) -> dict:

@@ -17,7 +17,14 @@ from pallas_kernels.state_rows import StateRows
 
 _HERE = "pallas_kernels.ssd"
 _TRITON = Implementation("triton", ("cuda",), f"{_HERE}.triton:take_rows", f"{_HERE}.triton:supports")
-IMPLEMENTATIONS = (_TRITON, Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_rows"), _TRITON.interpreted)
+_TPU = Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:take_rows", f"{_HERE}.mosaic_tpu:supports")
+IMPLEMENTATIONS = (
+    _TRITON,
+    _TPU,
+    Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_rows"),
+    _TRITON.interpreted,
+    _TPU.interpreted,
+)
 RAGGED_IMPLEMENTATIONS = (Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_ragged"),)
 
 

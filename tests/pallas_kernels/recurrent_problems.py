@@ -4,6 +4,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
 from metrale_jax.aot.inspect_module import PoolArrays, inspect_module
 from pallas_kernels.state_rows import StateRows
@@ -50,3 +51,8 @@ def assert_in_place(step, storage, *arguments) -> None:
     sizes = tuple(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(storage))
     inspection = inspect_module(compiled.as_text(), PoolArrays(0, sizes))
     assert inspection.in_place, inspection.problems
+
+
+def assert_no_races() -> None:
+    """The kernel that a TPU's interpreter ran last touched no memory while a copy of it was under way."""
+    assert interpret_pallas_call.races is not None and not interpret_pallas_call.races.races_found
