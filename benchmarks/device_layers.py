@@ -9,26 +9,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.static.layer_rows import MAMBA2, NEMOTRON_H, QWEN3_NEXT, WRITING, DeltaSizes, ExpertSizes, SsdSizes
+from benchmarks.static.layer_rows import (
+    MAMBA2,
+    NEMOTRON_H,
+    QWEN3_NEXT,
+    WRITING,
+    ConvSizes,
+    DeltaSizes,
+    ExpertSizes,
+    SsdRaggedSizes,
+    SsdSizes,
+)
 from benchmarks.static.layer_traffic import TRAFFIC, expert_least
 from benchmarks.static.row import LAYER, Row
 from benchmarks.static.rows import arguments
 from benchmarks.timing import seconds_a_call, seconds_an_update
+from pallas_kernels.causal_conv1d import reference as conv_reference
+from pallas_kernels.causal_conv1d.cases import SIZES as CONV_SIZES
 from pallas_kernels.gated_delta import reference as delta_reference
 from pallas_kernels.gated_delta.op import DeltaTokens
 from pallas_kernels.grouped_matmul import reference as experts_reference
 from pallas_kernels.grouped_matmul.cases import SWIGLU
 from pallas_kernels.ssd.op import SsdHeads, SsdStorage, SsdTokens
 from pallas_kernels.ssd.reference import reference_ssd
-from pallas_kernels.state_rows import StateRows
+from pallas_kernels.state_rows import CHUNK, StateRows, cut_chunks
 
 QWEN3_EXPERTS = (128, 1536, 2048, SWIGLU), (128, 2048, 768)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 TINY = {
     "gated_delta": DeltaSizes(2, 4, 32, 32, False, 2, width=2, room=2, slots=3),
     "ssd_rows": SsdSizes(4, 2, 32, 32, 2, width=2, room=2, slots=3),
+    "ssd_ragged": SsdRaggedSizes(2, 1, 16, 16, 1, width=20, slots=3),
+    "conv_rows": ConvSizes(64, 4, 1, width=2, room=1, slots=3),
     "grouped_matmul": ExpertSizes(6, 3, 64, 32, SWIGLU),
 }
+# Entries that give storage as several results.
+SPREAD = ("gated_delta", "conv_rows")
 
 
 def _row(entry: str, dtype: str, kept: str, sizes: Any) -> Row:
@@ -45,6 +61,14 @@ def _rows() -> Iterator[Row]:
     drafts = {"width": 4, "room": 3, "slots": 65}
     yield _row("gated_delta", "float32", "float32", DeltaSizes(*QWEN3_NEXT, **drafts))
     yield _row("ssd_rows", "bfloat16", "float32", SsdSizes(*MAMBA2, **drafts))
+    for count, width in ((1, 2048), (4, 2048), (4, 8192)):
+        for heads in (MAMBA2, NEMOTRON_H):
+            sizes = SsdRaggedSizes(*heads, num_sequences=count, width=width, slots=5)
+            yield _row("ssd_ragged", "bfloat16", "float32", sizes)
+    for channels, taps, width in CONV_SIZES:
+        for count in (8, 64):
+            sizes = ConvSizes(channels, taps, count, width, width - 1, slots=count + 1)
+            yield _row("conv_rows", "bfloat16", "bfloat16", sizes)
     for num_rows in (64, 512, 4096):
         for experts in QWEN3_EXPERTS:
             yield _row("grouped_matmul", "bfloat16", "bfloat16", ExpertSizes(num_rows, *experts))
@@ -75,8 +99,10 @@ class LayerCall:
 
     @property
     def least_flops(self) -> int:
-        """Of the products of matrices; states are limited by memory alone."""
+        """Of the products of matrices, where states meet whole chunks too; else they are limited by memory alone."""
         sizes = self.row.sizes
+        if self.entry == "ssd_ragged":
+            return 4 * sizes.width * sizes.state_size
         return 2 * sizes.num_rows * sizes.width * sizes.depth if self.entry == "grouped_matmul" else 0
 
     def on(self, platform: str, impl: str) -> "LayerCall":
@@ -87,6 +113,8 @@ class LayerCall:
         """The same widths for as few sequences, or experts, as the oracle takes at its pace."""
         if self.entry == "grouped_matmul":
             return LayerCall(replace(self.row, sizes=replace(self.row.sizes, num_rows=40, experts=5)))
+        if self.entry == "ssd_ragged":
+            return LayerCall(replace(self.row, sizes=replace(self.row.sizes, num_sequences=2, width=140, slots=3)))
         return LayerCall(replace(self.row, sizes=replace(self.row.sizes, num_sequences=2, slots=3)))
 
     def tiny(self) -> "LayerCall":
@@ -99,7 +127,7 @@ class LayerCall:
         if self.entry not in WRITING:
             return seconds_a_call(call, inputs[0], times, *inputs[1:])
         storage, *rest = inputs
-        again = (lambda s, *a: call(s, *a)[1:]) if self.entry == "gated_delta" else (lambda s, *a: call(s, *a)[1])
+        again = (lambda s, *a: call(s, *a)[1:]) if self.entry in SPREAD else (lambda s, *a: call(s, *a)[1])
         return seconds_an_update(again, storage, times, *rest)
 
     def fault(self) -> str:
@@ -126,9 +154,12 @@ def made(row: Row) -> tuple[Callable, tuple]:
     *others, rows = drawn
     count = row.sizes.num_sequences
     ones, steps = np.ones(count, np.int32), np.arange(count, dtype=np.int32)
-    lens = ones * rows.max_query_len
-    numbers = (steps + 1, ones * 9, lens, steps * rows.max_query_len, ones * row.sizes.room)
-    return call, (*map(_tamed, others), StateRows(*map(jnp.asarray, numbers), rows.max_query_len))
+    each = rows.max_query_len or row.sizes.width // count
+    numbers = (steps + 1, ones * 9, ones * each, steps * each, ones * row.sizes.room)
+    made_rows = StateRows(*map(jnp.asarray, numbers), rows.max_query_len)
+    if not rows.max_query_len:
+        made_rows = made_rows.replace(chunks=cut_chunks(made_rows, row.sizes.width, CHUNK))
+    return call, (*map(_tamed, others), made_rows)
 
 
 def _normal(key, x: jax.ShapeDtypeStruct) -> jax.Array:
@@ -154,8 +185,8 @@ def _tamed(part: Any) -> Any:
 def _answer(entry: str, found: Any) -> tuple:
     if entry == "grouped_matmul":
         return (found,)
-    matrix = found[1] if entry == "gated_delta" else found[1].matrix
-    return found[0], matrix[LAYER, 1:]
+    kept = found[1] if entry in SPREAD else found[1].matrix
+    return found[0], kept[LAYER, 1:]
 
 
 def _expected(row: Row, inputs: tuple) -> tuple:
@@ -164,8 +195,12 @@ def _expected(row: Row, inputs: tuple) -> tuple:
     if row.entry == "gated_delta":
         (matrix, pending), q, tokens, rows = inputs
         return _answer(row.entry, delta_reference.delta_rows(q, tokens, matrix, pending, LAYER, rows))
+    if row.entry == "conv_rows":
+        (tail, pending), x, weight, bias, rows = inputs
+        return _answer(row.entry, conv_reference.conv_rows(x, weight, bias, tail, pending, LAYER, rows, True))
     storage, tokens, heads, rows = inputs
-    return _answer(row.entry, reference_ssd(tokens, heads, storage, LAYER, rows, True))
+    uniform = rows.max_query_len > 0
+    return _answer(row.entry, reference_ssd(tokens, heads, storage, LAYER, rows, uniform))
 
 
 CALLS = tuple(LayerCall(row) for row in _rows())

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from benchmarks.static.row import LAYER, LAYERS, Row, placed
 from pallas_kernels.activations import Activation
+from pallas_kernels.causal_conv1d.cases import SIZES as CONV_SIZES
+from pallas_kernels.causal_conv1d.op import conv_ragged, conv_rows
 from pallas_kernels.gated_delta.op import DeltaTokens, delta_rows
 from pallas_kernels.grouped_matmul.cases import CLAMPED, MODELS, SWIGLU
 from pallas_kernels.grouped_matmul.op import grouped_matmul
@@ -168,6 +170,65 @@ def _ssd_ragged(row: Row, sharding: Any):
 
 
 @dataclass(frozen=True)
+class ConvSizes:
+    """Equal rows of `width` tokens; of `slots`, 0 for as many as a real machine's, each has room for `room` pending."""
+
+    channels: int
+    taps: int
+    num_sequences: int = 64
+    width: int = 1
+    room: int = 0
+    slots: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        """Name the sizes."""
+        return [f"C{self.channels}-W{self.taps}", f"S{self.num_sequences}", f"Q{self.width}-J{self.room}"]
+
+
+def conv_storage(row: Row) -> tuple[jax.ShapeDtypeStruct, Any]:
+    """Tails and pending inputs."""
+    sizes = row.sizes
+    slots = LAYERS, sizes.slots or _slots((sizes.taps - 1) * sizes.channels)
+    pending = _of(*slots, sizes.room, sizes.channels, dtype=row.kv_format) if sizes.room else ()
+    return _of(*slots, sizes.taps - 1, sizes.channels, dtype=row.kv_format), pending
+
+
+def _conv(row: Row, sharding: Any):
+    sizes = row.sizes
+    x = _of(sizes.num_sequences, sizes.width, sizes.channels, dtype=row.dtype)
+    weight, bias = _of(sizes.taps, sizes.channels, dtype=row.dtype), _of(sizes.channels, dtype=row.dtype)
+
+    def call(storage, x, weight, bias, rows):
+        return conv_rows(x, weight, bias, *storage, LAYER, rows, True, row.platform, row.impl)
+
+    return call, placed((conv_storage(row), x, weight, bias, _state_rows(sizes.num_sequences, sizes.width)), sharding)
+
+
+@dataclass(frozen=True)
+class ConvRaggedSizes(ConvSizes):
+    """Ragged rows of `width` tokens together."""
+
+    @property
+    def words(self) -> list[str]:
+        """Name the sizes."""
+        channels, sequences, _ = super().words
+        return [channels, sequences, f"T{self.width}-J{self.room}"]
+
+
+def _conv_ragged(row: Row, sharding: Any):
+    sizes = row.sizes
+    x = _of(sizes.width, sizes.channels, dtype=row.dtype)
+    weight, bias = _of(sizes.taps, sizes.channels, dtype=row.dtype), _of(sizes.channels, dtype=row.dtype)
+
+    def call(storage, x, weight, bias, rows):
+        out, tail = conv_ragged(x, weight, bias, *storage, LAYER, rows, True, row.platform, row.impl)
+        return out, tail, storage[1]
+
+    return call, placed((conv_storage(row), x, weight, bias, _state_rows(sizes.num_sequences, 0)), sharding)
+
+
+@dataclass(frozen=True)
 class ExpertSizes:
     """`num_rows` rows of all groups together; `width` counts a weight's outputs, a gate's and up's together."""
 
@@ -203,11 +264,24 @@ def _experts(row: Row, sharding: Any):
 
 
 ENTRIES: Mapping[str, Callable] = MappingProxyType(
-    {"gated_delta": _delta, "ssd_rows": _ssd, "ssd_ragged": _ssd_ragged, "grouped_matmul": _experts}
+    {
+        "gated_delta": _delta,
+        "ssd_rows": _ssd,
+        "ssd_ragged": _ssd_ragged,
+        "conv_rows": _conv,
+        "conv_ragged": _conv_ragged,
+        "grouped_matmul": _experts,
+    }
 )
 # Storage of entries that hold states, which their calls write over.
 WRITING: Mapping[str, Callable] = MappingProxyType(
-    {"gated_delta": delta_storage, "ssd_rows": ssd_storage, "ssd_ragged": ssd_storage}
+    {
+        "gated_delta": delta_storage,
+        "ssd_rows": ssd_storage,
+        "ssd_ragged": ssd_storage,
+        "conv_rows": conv_storage,
+        "conv_ragged": conv_storage,
+    }
 )
 
 QWEN3_NEXT, OLMO_HYBRID = (16, 32, 128, 128), (30, 30, 96, 192)
@@ -302,4 +376,56 @@ def _tpu_ssd_rows() -> Iterator[Row]:
         yield row("bfloat16", "float32", SsdSizes(*heads, width=4, room=3))
 
 
-ROWS: tuple[Row, ...] = (*_state_rows_of_models(), *_expert_rows(), *_tpu_ssd_rows())
+# Programs beside the kernel cut chunks, once a step, and begin an answer of zeros.
+SSD_RAGGED = MappingProxyType({"min_blocks": 2, "max_kernels": 9})
+
+
+def _ssd_ragged_rows() -> Iterator[Row]:
+    """What models prefill with: every dtype at the usual sizes, other models, pending rows to take in first."""
+
+    def row(dtype, kept, sizes, quick=False):
+        return Row("ssd_ragged", "triton", "cuda", dtype, kept, sizes, quick, **SSD_RAGGED)
+
+    prefill = {"num_sequences": 4, "width": 2048}
+    for dtype in FLOATS:
+        for kept in FLOATS:
+            yield row(dtype, kept, SsdRaggedSizes(*MAMBA2, **prefill), (dtype, kept) == ("bfloat16", "float32"))
+    for heads in (NEMOTRON_H, FALCON_H1):
+        yield row("bfloat16", "float32", SsdRaggedSizes(*heads, **prefill))
+    yield row("bfloat16", "float32", SsdRaggedSizes(*MAMBA2, **prefill, room=3))
+
+
+def _portable_conv_rows() -> Iterator[Row]:
+    """Where XLA's form has no kernel in its place: it moves no more than the least."""
+
+    def row(entry, platform, dtype, sizes, **more):
+        return Row(entry, "xla", platform, dtype, dtype, sizes, tensor_cores=False, **more)
+
+    for channels in (CONV_SIZES[0][0], CONV_SIZES[-1][0]):
+        for dtype in FLOATS[:2]:
+            ragged = ConvRaggedSizes(channels, 4, num_sequences=4, width=2048)
+            yield row("conv_ragged", "cuda", dtype, ragged, max_kernels=9)
+
+
+def _conv_rows_of_models() -> Iterator[Row]:
+    """Channels of the models' convolutions, every dtype, both sizes of batch, and drafts."""
+
+    def row(dtype, sizes, quick=False):
+        return Row("conv_rows", "triton", "cuda", dtype, dtype, sizes, quick, max_kernels=3, tensor_cores=False)
+
+    for channels, taps, width in CONV_SIZES:
+        sizes = ConvSizes(channels, taps, width=width, room=width - 1)
+        for dtype in FLOATS if width == 1 else FLOATS[1:2]:
+            yield row(dtype, sizes, dtype == "bfloat16" and width == 1)
+    yield row("bfloat16", ConvSizes(*CONV_SIZES[0][:2], num_sequences=8))
+    yield row("bfloat16", ConvSizes(*CONV_SIZES[0][:2], num_sequences=8, room=3))
+
+
+ROWS: tuple[Row, ...] = (
+    *_state_rows_of_models(),
+    *_expert_rows(),
+    *_tpu_ssd_rows(),
+    *_ssd_ragged_rows(),
+    *_conv_rows_of_models(),
+    *_portable_conv_rows(),
+)

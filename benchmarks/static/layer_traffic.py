@@ -101,12 +101,37 @@ def _tpu_ssd_traffic(row: Row) -> dict:
 
 
 def ssd_ragged_traffic(row: Row) -> dict:
-    """The least of it: arithmetic limits ragged rows."""
+    """A sequence's share of the least; how much more is moved is not counted, as arithmetic limits ragged rows."""
     sizes, item, kept = row.sizes, _item(row.dtype), _item(row.kv_format)
     x, dt, b = sizes.token
     tokens = sizes.width * (item * _size((x, b, b)) + WIDE * _size((dt, x)))
     states = sizes.num_sequences * (2 * kept * sizes.state_size + sizes.room * WIDE * _size(sizes.token))
-    return {"least_bytes": tokens + states}
+    return {"least_bytes": (tokens + states) // sizes.num_sequences}
+
+
+def conv_traffic(row: Row) -> dict:
+    """A tail read once and written once, the row's tokens and answers, and what is pending as far as there is room."""
+    if row.platform == "tpu":
+        # That nothing else is moved is told by temporaries, which there are none of.
+        return {}
+    sizes, item = row.sizes, _item(row.kv_format)
+    parts = 2 * (sizes.taps - 1) + 2 * sizes.width + sizes.room + sizes.width - 1
+    # Taps and bias, which all rows share, stay in a GPU's second cache.
+    shared = (sizes.taps + 1) * _item(row.dtype) * sizes.channels / sizes.num_sequences
+    moved = least = parts * item * sizes.channels + shared
+    asked = least + (sizes.taps + 1) * _item(row.dtype) * sizes.channels
+    return {**_ratio(moved, least), "unmasked_bytes": asked}
+
+
+def conv_ragged_traffic(row: Row) -> dict:
+    """As XLA's programs on a GPU do it: all tokens once, and of each sequence the zeros that it may begin with, its
+    history gathered, read for the first tokens and written with the last."""
+    if row.platform == "tpu":
+        return {}
+    sizes, item = row.sizes, _item(row.kv_format)
+    tail, tokens = (sizes.taps - 1) * sizes.num_sequences, 2 * sizes.width
+    least = (tokens + 2 * tail) * sizes.channels * item
+    return _ratio((tokens + 7 * tail) * sizes.channels * item, least)
 
 
 def expert_least(row: Row) -> int:
@@ -147,6 +172,8 @@ TRAFFIC: Mapping[str, Callable[[Row], dict]] = MappingProxyType(
         "gated_delta": delta_traffic,
         "ssd_rows": ssd_traffic,
         "ssd_ragged": ssd_ragged_traffic,
+        "conv_rows": conv_traffic,
+        "conv_ragged": conv_ragged_traffic,
         "grouped_matmul": expert_traffic,
     }
 )

@@ -88,7 +88,8 @@ def state_figures(row: Row, target: Target) -> dict:
         "code_bytes": memory.generated_code_size_in_bytes,
         "pool_share": round(memory.temp_size_in_bytes / smallest, 4),
     }
-    return {**found, "vmem_bytes": max(map(int, _VMEM.findall(compiled.as_text()))), **TRAFFIC[row.entry](row)}
+    vmem = max(map(int, _VMEM.findall(compiled.as_text())), default=0)
+    return {**found, **({"vmem_bytes": vmem} if vmem else {}), **TRAFFIC[row.entry](row)}
 
 
 def attention_figures(row: Row) -> dict:

@@ -15,7 +15,8 @@ from pallas_kernels.dispatch import PLATFORMS, Implementation, choose
 from pallas_kernels.state_rows import StateRows
 
 _HERE = "pallas_kernels.causal_conv1d"
-IMPLEMENTATIONS = (Implementation("xla", PLATFORMS, f"{_HERE}.xla:conv_rows"),)
+_TRITON = Implementation("triton", ("cuda",), f"{_HERE}.triton:conv_rows")
+IMPLEMENTATIONS = (_TRITON, Implementation("xla", PLATFORMS, f"{_HERE}.xla:conv_rows"), _TRITON.interpreted)
 RAGGED_IMPLEMENTATIONS = (Implementation("xla", PLATFORMS, f"{_HERE}.xla:conv_ragged"),)
 
 

@@ -25,7 +25,14 @@ IMPLEMENTATIONS = (
     _TRITON.interpreted,
     _TPU.interpreted,
 )
-RAGGED_IMPLEMENTATIONS = (Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_ragged"),)
+_TRITON_RAGGED = Implementation(
+    "triton", ("cuda",), f"{_HERE}.triton_ragged:take_ragged", f"{_HERE}.triton_ragged:supports"
+)
+RAGGED_IMPLEMENTATIONS = (
+    _TRITON_RAGGED,
+    Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_ragged"),
+    _TRITON_RAGGED.interpreted,
+)
 
 
 @struct.dataclass

@@ -13,6 +13,7 @@ from benchmarks.static.rows import ROWS, Row, Sizes, rows_of
 from benchmarks.static.tpu import attention_figures
 from benchmarks.static.traffic import decode_traffic, traffic
 from metrale_jax.aot.targets import target_for
+from pallas_kernels.causal_conv1d import op as causal_conv1d
 from pallas_kernels.gated_delta import op as gated_delta
 from pallas_kernels.grouped_matmul import op as grouped_matmul
 from pallas_kernels.kv_append import op as kv_append
@@ -26,6 +27,8 @@ TABLES = (
     ("append", kv_append.IMPLEMENTATIONS),
     ("gated_delta", gated_delta.IMPLEMENTATIONS),
     ("ssd_rows", ssd.IMPLEMENTATIONS),
+    ("ssd_ragged", ssd.RAGGED_IMPLEMENTATIONS),
+    ("conv_rows", causal_conv1d.IMPLEMENTATIONS),
     ("grouped_matmul", grouped_matmul.IMPLEMENTATIONS),
 )
 GOOD = {

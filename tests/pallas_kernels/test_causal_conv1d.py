@@ -56,11 +56,11 @@ class Problem:
         self.assert_close(out[:count], want[:count])
         self.assert_storage(self.tail, tail, want_tail, self.ragged)
 
-    def assert_rows_are_right(self):
+    def assert_rows_are_right(self, impl: str = "auto"):
         case, width = self.case, self.rows_x.shape[1]
         lens = tuple(min(length, width) for length in case.query_lens)
         rows = state_rows(case.starts, lens, case.num_pending, width)
-        out, tail, pending = run_rows(*self.arguments(self.rows_x, rows), platform="cpu")
+        out, tail, pending = run_rows(*self.arguments(self.rows_x, rows), platform="cpu", impl=impl)
         want, want_tail, want_pending = reference.conv_rows(*self.arguments(self.rows_x, rows))
         used = np.asarray(lens) > 0
         self.assert_close(out[used], want[used])
@@ -89,6 +89,12 @@ def test_equal_rows_agree_with_the_reference(case, dtype):
     Problem(case, dtype).assert_rows_are_right()
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("shorter-than-the-taps", "float32"), ("pending", "bfloat16")])
+def test_programs_of_the_gpu_agree_with_the_reference(name, dtype):
+    problem = Problem(next(case for case in CASES if case.name == name), dtype)
+    problem.assert_rows_are_right("triton-interpreted")
+
+
 ROW = st.tuples(st.integers(0, 9), st.integers(0, 70), st.integers(0, 3))
 
 
@@ -105,7 +111,24 @@ def test_any_shape_agrees_with_the_reference(rows, pending, sizes, seed):
     case = Case("drawn", starts, tuple(query for query, _, _ in rows), waiting, pending=pending, **sizes)
     problem = Problem(case, seed=seed, num_padding=seed % 3)
     problem.assert_rows_are_right()
+    if seed % 4 == 0:
+        problem.assert_rows_are_right("triton-interpreted")
     problem.assert_ragged_is_right()
+
+
+def test_a_row_is_the_same_alone_and_beside_others_and_inputs_that_are_not_there_reach_nothing():
+    problem = Problem(Case("beside", (9, 3, 70), (1, 2, 4), (1, 0, 3), channels=700, pending=3))
+    rows = state_rows((9, 3, 70), (1, 2, 4), (1, 0, 3), 4)
+    problem.rows_x = problem.rows_x.at[0, 1:].set(jnp.nan).at[1, 2:].set(jnp.nan)
+    impl = {"platform": "cpu", "impl": "triton-interpreted"}
+    together = run_rows(*problem.arguments(problem.rows_x, rows), **impl)
+    one = jax.tree.map(lambda part: part[1:2], rows)
+    alone = run_rows(*problem.arguments(problem.rows_x[1:2], one), **impl)
+    np.testing.assert_array_equal(alone[0][0, :2], together[0][1, :2])
+    assert not np.isnan(np.asarray(together[0][0, 0])).any()
+    slot = int(one.slots[0])
+    for found, expected in zip(alone[1:], together[1:], strict=True):
+        np.testing.assert_array_equal(found[:, slot], expected[:, slot])
 
 
 @pytest.mark.parametrize("cuts", [(1,), (2, 3), (1, 2, 3, 4), (63,), (64, 65)])
