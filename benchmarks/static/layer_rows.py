@@ -395,8 +395,26 @@ def _ssd_ragged_rows() -> Iterator[Row]:
     yield row("bfloat16", "float32", SsdRaggedSizes(*MAMBA2, **prefill, room=3))
 
 
+def _tpu_ssd_ragged_rows() -> Iterator[Row]:
+    """The same on a TPU, and heads and states that are no whole tiles."""
+
+    def row(dtype, kept, heads, quick=False):
+        sizes = SsdRaggedSizes(*heads, num_sequences=4, width=2048, slots=SSD_TPU_SLOTS)
+        return Row("ssd_ragged", "mosaic_tpu", "tpu", dtype, kept, sizes, quick)
+
+    for dtype in FLOATS[:2]:
+        for kept in FLOATS[:2]:
+            yield row(dtype, kept, MAMBA2, (dtype, kept) == ("bfloat16", "float32"))
+    for heads in (NEMOTRON_H, SSD_NARROW, SSD_ODD):
+        yield row("bfloat16", "float32", heads)
+
+
+CONV_TPU_SLOTS = 513
+
+
 def _portable_conv_rows() -> Iterator[Row]:
-    """Where XLA's form has no kernel in its place: it moves no more than the least."""
+    """Where XLA's form has no kernel in its place: it moves no more than the least, and on a TPU what lies between
+    arguments and results never leaves VMEM."""
 
     def row(entry, platform, dtype, sizes, **more):
         return Row(entry, "xla", platform, dtype, dtype, sizes, tensor_cores=False, **more)
@@ -405,6 +423,10 @@ def _portable_conv_rows() -> Iterator[Row]:
         for dtype in FLOATS[:2]:
             ragged = ConvRaggedSizes(channels, 4, num_sequences=4, width=2048)
             yield row("conv_ragged", "cuda", dtype, ragged, max_kernels=9)
+            yield row("conv_ragged", "tpu", dtype, replace(ragged, slots=CONV_TPU_SLOTS))
+            yield row("conv_rows", "tpu", dtype, ConvSizes(channels, 4, slots=CONV_TPU_SLOTS))
+    drafts = ConvSizes(CONV_SIZES[0][0], 4, width=4, room=3, slots=CONV_TPU_SLOTS)
+    yield row("conv_rows", "tpu", "bfloat16", drafts)
 
 
 def _conv_rows_of_models() -> Iterator[Row]:
@@ -426,6 +448,7 @@ ROWS: tuple[Row, ...] = (
     *_expert_rows(),
     *_tpu_ssd_rows(),
     *_ssd_ragged_rows(),
+    *_tpu_ssd_ragged_rows(),
     *_conv_rows_of_models(),
     *_portable_conv_rows(),
 )

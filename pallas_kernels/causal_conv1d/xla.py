@@ -87,10 +87,10 @@ def _taps(window, weight):
 def _begun(x, weight, offsets):
     """Sums `[T, C]` in float32 over the inputs of a token's own sequence in this step, `offsets [T]` tokens into it."""
     num_tokens, width = x.shape[0], weight.shape[0] - 1
-    wide, weight = jnp.pad(x, ((width, 0), (0, 0))).astype(jnp.float32), weight.astype(jnp.float32)
+    padded, weight = jnp.pad(x, ((width, 0), (0, 0))), weight.astype(jnp.float32)
     total = jnp.zeros(x.shape, jnp.float32)
     for tap in range(width + 1):
-        part = wide[tap : tap + num_tokens]
+        part = padded[tap : tap + num_tokens].astype(jnp.float32)
         own = (offsets >= width - tap)[:, None]
         total += jnp.where(own, part, 0) * weight[tap]
     return total

@@ -28,10 +28,15 @@ IMPLEMENTATIONS = (
 _TRITON_RAGGED = Implementation(
     "triton", ("cuda",), f"{_HERE}.triton_ragged:take_ragged", f"{_HERE}.triton_ragged:supports"
 )
+_TPU_RAGGED = Implementation(
+    "mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu_ragged:take_ragged", f"{_HERE}.mosaic_tpu_ragged:supports"
+)
 RAGGED_IMPLEMENTATIONS = (
     _TRITON_RAGGED,
+    _TPU_RAGGED,
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:take_ragged"),
     _TRITON_RAGGED.interpreted,
+    _TPU_RAGGED.interpreted,
 )
 
 

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.dispatch import DispatchError, choose
 from pallas_kernels.ssd.cases import CASES, Case
+from pallas_kernels.ssd.op import RAGGED_IMPLEMENTATIONS
 from tests.pallas_kernels.recurrent_problems import assert_no_races
 from tests.pallas_kernels.ssd_problems import LAYER, Problem
 
-IMPLS = ("triton-interpreted",)
+IMPLS = ("triton-interpreted", "mosaic_tpu-interpreted")
 IMPL = pytest.mark.parametrize("impl", IMPLS)
 RAGGED = tuple(case for case in CASES if not case.row_width)
 # Each compiles a program of many small operations: these cross each branch once, a slow sweep takes the rest.
@@ -97,3 +99,17 @@ def test_a_sequence_is_the_same_alone_beside_others_and_in_steps(impl):
     parts = [alone(0, 64), alone(64, 36)]
     np.testing.assert_array_equal(np.concatenate(parts), outputs[30:130])
     np.testing.assert_array_equal(problem.storage.matrix[LAYER, slot], storage.matrix[LAYER, slot])
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"state_dim": 256}, "state_dim=256 is above the 128"),
+        ({"num_pending": 65}, "num_pending=65 are more than the 64"),
+        ({"dtype": "float16"}, "dtype='float16' cannot be loaded"),
+    ],
+)
+def test_a_tpu_declines_what_it_cannot_take_and_says_why(more, reason):
+    facts = {"dtype": "bfloat16", "state_dtype": "float32", "state_dim": 128, "num_pending": 3, **more}
+    with pytest.raises(DispatchError, match=reason):
+        choose("ssd_ragged", RAGGED_IMPLEMENTATIONS, "tpu", "mosaic_tpu", **facts)
