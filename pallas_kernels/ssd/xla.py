@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.ssd.op import SsdHeads, SsdStorage, SsdTokens
-from pallas_kernels.state_rows import CHUNK, IN_BOUNDS, StateRows, cut_chunks, stored_rows, waiting_rows
+from pallas_kernels.state_rows import (
+    CHUNK,
+    IN_BOUNDS,
+    StateRows,
+    begun,
+    cut_chunks,
+    stored_rows,
+    waiting_rows,
+)
 
 
 def take_rows(
@@ -16,6 +24,7 @@ def take_rows(
 ) -> tuple[Float[Array, "T N H"], SsdStorage]:
     """See `op.ssd_rows`."""
     num_pending = storage.num_pending
+    storage = begun(storage, layer, rows)
     new, waiting, run = joined_rows(tokens, storage, layer, rows)
     state = _first_states(storage, layer, rows)
     if run.x.shape[1] == 1:
@@ -55,6 +64,7 @@ def take_ragged(
     num_tokens = tokens.x.shape[0]
     chunks = rows.chunks if rows.chunks != () else cut_chunks(rows, num_tokens, CHUNK)
     size = chunks.size
+    storage = storage.replace(matrix=begun(storage.matrix, layer, rows))
     state = _first_states(storage, layer, rows)
     if storage.num_pending:
         run = _counted(waiting_rows(list(storage.pending), layer, rows), rows)
@@ -113,10 +123,9 @@ def _one_token(a, state, new: SsdTokens):
 
 
 def _first_states(storage: SsdStorage, layer, rows: StateRows):
-    """Float32 states `[S, N, H, Z]` before the step; zeros for sequences that begin and for padding."""
-    state = storage.matrix.at[layer, rows.slots].get(**IN_BOUNDS)
-    goes_on = (rows.starts > 0) & (rows.query_lens > 0)
-    return jnp.where(goes_on[:, None, None, None], state.astype(jnp.float32), 0)
+    """Float32 states `[S, N, H, Z]` before the step, of storage that is `begun`; zeros for padding."""
+    state = storage.matrix.at[layer, rows.slots].get(**IN_BOUNDS).astype(jnp.float32)
+    return jnp.where((rows.query_lens > 0)[:, None, None, None], state, 0)
 
 
 def _stored(storage: SsdStorage, layer, rows: StateRows, state) -> SsdStorage:

@@ -8,12 +8,8 @@ import pytest
 from tests.conftest import nan_fill
 from tests.models.test_hybrids import DRAFTS, ROWS, SLOTS, TOKENS, WIDTH, Hybrid
 
-# Of three calls of one outlined layer without attention XLA's CPU compiler gives the second and third a copy of the
-# matrices, though nothing reads them after the call.
-COPIED = pytest.mark.xfail(strict=True, reason="XLA's CPU compiler copies the matrices of outlined layers alone")
 
-
-@pytest.mark.parametrize("name", [pytest.param("mamba2", marks=COPIED), "falcon-h1-norm"])
+@pytest.mark.parametrize("name", ["mamba2", "falcon-h1-norm"])
 @pytest.mark.parametrize("step", ["decode", "verify", "prefill"])
 def test_more_slots_cost_a_step_no_more_memory(name, step, golden):
     hybrid = Hybrid(golden(name))
