@@ -285,7 +285,7 @@ WRITING: Mapping[str, Callable] = MappingProxyType(
 )
 
 QWEN3_NEXT, OLMO_HYBRID = (16, 32, 128, 128), (30, 30, 96, 192)
-KIMI_LINEAR = (32, 32, 128, 128, True)
+KIMI_LINEAR, NARROW = (32, 32, 128, 128, True), (4, 8, 64, 64)
 MAMBA2, NEMOTRON_H, FALCON_H1 = (80, 1, 64, 128), (112, 8, 80, 128), (128, 1, 64, 256)
 # Programs beside the kernel zero the states of sequences that begin, or widen tokens, and move what is pending: it is
 # gathered for the kernel, and stored with what was there. As they are counted, caches have none of it.
@@ -316,6 +316,30 @@ def _state_rows_of_models() -> Iterator[Row]:
         for heads in (usual, others[-1]):
             drafts = kind(*heads, width=4, room=3)
             yield row(token, "float32", drafts, drafting, most_bytes=DRAFTS_MOST_BYTES)
+
+
+# A TPU loads no float16; its memory has no room for 2^32 numbers, nor do its copies count them. Tokens of drafts and
+# pending ones are laid out by head for it, in whole tiles of 8, which is written and read again.
+TPU_SLOTS, TPU_DRAFTS_MOST_BYTES = 513, 1.35
+
+
+def _tpu_delta_rows() -> Iterator[Row]:
+    """The same on a TPU, and heads whose sides are no whole tiles."""
+
+    def row(dtype, kept, sizes, quick=False, **more):
+        limits = {"tensor_cores": False, **more}
+        return Row("gated_delta", "mosaic_tpu", "tpu", dtype, kept, replace(sizes, slots=TPU_SLOTS), quick, **limits)
+
+    for dtype in FLOATS[:2]:
+        for kept in FLOATS[:2]:
+            yield row(dtype, kept, DeltaSizes(*QWEN3_NEXT), (dtype, kept) == ("float32", "float32"))
+    for heads in (OLMO_HYBRID, KIMI_LINEAR, NARROW):
+        for kept in FLOATS[:2]:
+            yield row("float32", kept, DeltaSizes(*heads))
+    yield row("float32", "float32", DeltaSizes(*QWEN3_NEXT, num_sequences=8))
+    for heads in (QWEN3_NEXT, OLMO_HYBRID, KIMI_LINEAR):
+        drafts = DeltaSizes(*heads, width=4, room=3)
+        yield row("float32", "float32", drafts, most_bytes=TPU_DRAFTS_MOST_BYTES)
 
 
 def _expert_sizes(model: str, num_rows: int, activation: Activation, bias: bool = False) -> Iterator[ExpertSizes]:
@@ -445,6 +469,7 @@ def _conv_rows_of_models() -> Iterator[Row]:
 
 ROWS: tuple[Row, ...] = (
     *_state_rows_of_models(),
+    *_tpu_delta_rows(),
     *_expert_rows(),
     *_tpu_ssd_rows(),
     *_ssd_ragged_rows(),

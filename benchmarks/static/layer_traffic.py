@@ -53,6 +53,8 @@ def _pending(sizes) -> tuple[int, int]:
 
 def delta_traffic(row: Row) -> dict:
     """Of equal rows, each of whose states is read once and written once at the least."""
+    if row.platform == "tpu":
+        return _tpu_delta_traffic(row)
     sizes, item, kept = row.sizes, _item(row.dtype), _item(row.kv_format)
     tile = min(max(triton_arrays.NARROWEST, TILE // next_power_of_two(sizes.rows)), next_power_of_two(sizes.columns))
     pieces = [min(tile, sizes.columns - start) for start in range(0, sizes.columns, tile)]
@@ -63,6 +65,24 @@ def delta_traffic(row: Row) -> dict:
     whole = 2 * kept * sizes.heads * next_power_of_two(sizes.rows) * tile * len(pieces) + tokens
     found = _ratio(states + tokens + moved, 2 * kept * sizes.state_size + tokens + least)
     return {**found, "unmasked_bytes": whole}
+
+
+def _tpu_delta_traffic(row: Row) -> dict:
+    """The same as a TPU lays states out, which no kernel can help. Tokens are taken as they are where each row has one
+    in float32; others are first made such, behind the pending ones, and answers turned back."""
+    sizes, item = row.sizes, _item(row.dtype)
+    keys, values, decays, strengths = sizes.token
+    length = sizes.room + sizes.width
+    states = 2 * padded_bytes((sizes.heads, sizes.rows, sizes.columns), row.kv_format)
+    tokens = sizes.width * (item * _size((keys, keys, values, values)) + WIDE * _size((decays, strengths)))
+    counts = (length, sizes.width, length, *((length,) if sizes.per_channel else ()))
+    widths = keys, keys, values, *((decays,) if sizes.per_channel else ())
+    laid = sum(padded_bytes((x[0], n, x[1]), "float32") for n, x in zip(counts, widths, strict=True))
+    answers = padded_bytes((sizes.heads, sizes.width, sizes.columns), row.dtype)
+    moved = tokens if length == 1 and item == WIDE else tokens + 2 * (laid + answers)
+    pending = [sum(padded_bytes((n, *x), "float32") for x in sizes.token) for n in (sizes.room, sizes.width - 1) if n]
+    found = _ratio(states + moved + 3 * sum(pending), states + tokens + sum(pending))
+    return {**found, "layout_ratio": round(states / (2 * _item(row.kv_format) * sizes.state_size), 4)}
 
 
 def ssd_traffic(row: Row) -> dict:

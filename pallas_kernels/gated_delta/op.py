@@ -25,10 +25,13 @@ from pallas_kernels.state_rows import StateRows
 
 _HERE = "pallas_kernels.gated_delta"
 _TRITON = Implementation("triton", ("cuda",), f"{_HERE}.triton:delta_rows", f"{_HERE}.triton:supports")
+_MOSAIC = Implementation("mosaic_tpu", ("tpu",), f"{_HERE}.mosaic_tpu:delta_rows", f"{_HERE}.mosaic_tpu:supports")
 IMPLEMENTATIONS = (
     _TRITON,
+    _MOSAIC,
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:delta_rows"),
     _TRITON.interpreted,
+    _MOSAIC.interpreted,
 )
 RAGGED_IMPLEMENTATIONS = (
     Implementation("cpu", ("cpu",), f"{_HERE}.cpu:delta_ragged"),
@@ -73,8 +76,7 @@ def delta_rows(
         raise ValueError(
             f"rows of {q.shape[1]} tokens leave more pending than the {most} that a slot holds; draft fewer."
         )
-    facts = {"rows": matrix.shape[3], "tokens": most + q.shape[1], "dtype": matrix.dtype.name, "codes": matrix.size}
-    run = choose("gated_delta", IMPLEMENTATIONS, platform, impl, **facts)
+    run = choose("gated_delta", IMPLEMENTATIONS, platform, impl, tokens=most + q.shape[1], **_facts(q, matrix))
     return run(q, tokens, matrix, pending, layer, rows)
 
 
@@ -95,6 +97,12 @@ def delta_ragged(
     _check(q, tokens, matrix, pending)
     run = choose("gated_delta_ragged", RAGGED_IMPLEMENTATIONS, platform, impl)
     return run(q, tokens, matrix, pending, layer, rows)
+
+
+def _facts(q, matrix) -> dict:
+    rows, columns = matrix.shape[3:]
+    group = matrix.shape[2] // q.shape[2]
+    return {"rows": rows, "columns": columns, "group": group, "dtype": matrix.dtype.name, "codes": matrix.size}
 
 
 def _check(q, tokens: DeltaTokens, matrix, pending) -> None:

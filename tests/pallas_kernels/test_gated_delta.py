@@ -18,6 +18,7 @@ from tests.pallas_kernels.recurrent_problems import (
     LAYER,
     LAYERS,
     assert_in_place,
+    assert_no_races,
     assert_only_own_slots_changed,
     owned,
     state_rows,
@@ -99,7 +100,9 @@ class Problem:
         lens = tuple(min(length, width) for length in case.query_lens)
         rows = state_rows(case.starts, lens, case.num_pending, width)
         arguments = (self.rows_q, self.rows, self.matrix, self.pending, LAYER, rows)
-        out, matrix, pending = run_rows(*arguments, platform="cpu", impl=impl)
+        out, matrix, pending = jax.block_until_ready(run_rows(*arguments, platform="cpu", impl=impl))
+        if impl.startswith("mosaic_tpu"):
+            assert_no_races()
         want, want_matrix, want_pending = reference.delta_rows(*arguments)
         used = np.asarray(lens) > 0
         self.assert_close(out[used], want[used])
@@ -125,7 +128,7 @@ def test_ragged_rows_agree_with_the_reference(case, impl):
     Problem(case, num_padding=5).assert_ragged_is_right(impl)
 
 
-@pytest.mark.parametrize("impl", ["auto", "triton-interpreted"])
+@pytest.mark.parametrize("impl", ["auto", "triton-interpreted", "mosaic_tpu-interpreted"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equal_rows_agree_with_the_reference(case, impl):
     Problem(case).assert_rows_are_right(impl)
