@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.static.layer_rows import (
+    KIMI_LINEAR,
     MAMBA2,
     NEMOTRON_H,
     QWEN3_NEXT,
@@ -20,7 +21,7 @@ from benchmarks.static.layer_rows import (
     SsdRaggedSizes,
     SsdSizes,
 )
-from benchmarks.static.layer_traffic import TRAFFIC, expert_least
+from benchmarks.static.layer_traffic import TRAFFIC, expert_least, ragged_flops
 from benchmarks.static.row import LAYER, Row
 from benchmarks.static.rows import arguments
 from benchmarks.timing import seconds_a_call, seconds_an_update
@@ -38,6 +39,7 @@ QWEN3_EXPERTS = (128, 1536, 2048, SWIGLU), (128, 2048, 768)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 TINY = {
     "gated_delta": DeltaSizes(2, 4, 32, 32, False, 2, width=2, room=2, slots=3),
+    "gated_delta_ragged": DeltaSizes(2, 4, 32, 32, False, 2, width=140, slots=3),
     "ssd_rows": SsdSizes(4, 2, 32, 32, 2, width=2, room=2, slots=3),
     "ssd_ragged": SsdRaggedSizes(2, 1, 16, 16, 1, width=20, slots=3),
     "conv_rows": ConvSizes(64, 4, 1, width=2, room=1, slots=3),
@@ -52,6 +54,10 @@ def _row(entry: str, dtype: str, kept: str, sizes: Any) -> Row:
 
 
 def _rows() -> Iterator[Row]:
+    for heads in (QWEN3_NEXT, KIMI_LINEAR):
+        for count in (1, 8):
+            sizes = DeltaSizes(*heads, num_sequences=count, width=2048, slots=count + 1)
+            yield _row("gated_delta_ragged", "float32", "float32", sizes)
     for count in (8, 64):
         pool = {"num_sequences": count, "slots": count + 1}
         for kept in ("float32", "bfloat16"):
@@ -99,10 +105,12 @@ class LayerCall:
 
     @property
     def least_flops(self) -> int:
-        """Of the products of matrices, where states meet whole chunks too; else they are limited by memory alone."""
+        """Of the products of matrices; states that rows of few tokens read are limited by memory alone."""
         sizes = self.row.sizes
         if self.entry == "ssd_ragged":
             return 4 * sizes.width * sizes.state_size
+        if self.entry == "gated_delta_ragged":
+            return ragged_flops(sizes)
         return 2 * sizes.num_rows * sizes.width * sizes.depth if self.entry == "grouped_matmul" else 0
 
     def on(self, platform: str, impl: str) -> "LayerCall":
@@ -115,6 +123,8 @@ class LayerCall:
             return LayerCall(replace(self.row, sizes=replace(self.row.sizes, num_rows=40, experts=5)))
         if self.entry == "ssd_ragged":
             return LayerCall(replace(self.row, sizes=replace(self.row.sizes, num_sequences=2, width=140, slots=3)))
+        if self.entry == "gated_delta_ragged":
+            return LayerCall(replace(self.row, sizes=replace(self.row.sizes, num_sequences=2, width=260, slots=3)))
         return LayerCall(replace(self.row, sizes=replace(self.row.sizes, num_sequences=2, slots=3)))
 
     def tiny(self) -> "LayerCall":
@@ -185,6 +195,8 @@ def _tamed(part: Any) -> Any:
 def _answer(entry: str, found: Any) -> tuple:
     if entry == "grouped_matmul":
         return (found,)
+    if entry == "gated_delta_ragged":
+        found = found[0], *found[1]
     kept = found[1] if entry in SPREAD else found[1].matrix
     return found[0], kept[LAYER, 1:]
 
@@ -198,6 +210,10 @@ def _expected(row: Row, inputs: tuple) -> tuple:
     if row.entry == "conv_rows":
         (tail, pending), x, weight, bias, rows = inputs
         return _answer(row.entry, conv_reference.conv_rows(x, weight, bias, tail, pending, LAYER, rows, True))
+    if row.entry == "gated_delta_ragged":
+        (matrix, pending), q, tokens, rows = inputs
+        out, matrix = delta_reference.delta_ragged(q, tokens, matrix, pending, LAYER, rows)
+        return _answer(row.entry, (out, (matrix, pending)))
     storage, tokens, heads, rows = inputs
     uniform = rows.max_query_len > 0
     return _answer(row.entry, reference_ssd(tokens, heads, storage, LAYER, rows, uniform))

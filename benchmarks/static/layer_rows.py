@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,7 @@ from benchmarks.static.row import LAYER, LAYERS, Row, placed
 from pallas_kernels.activations import Activation
 from pallas_kernels.causal_conv1d.cases import SIZES as CONV_SIZES
 from pallas_kernels.causal_conv1d.op import conv_ragged, conv_rows
-from pallas_kernels.gated_delta.op import DeltaTokens, delta_rows
+from pallas_kernels.gated_delta.op import DeltaTokens, delta_ragged, delta_rows
 from pallas_kernels.grouped_matmul.cases import CLAMPED, MODELS, SWIGLU
 from pallas_kernels.grouped_matmul.op import grouped_matmul
 from pallas_kernels.shapes import ceil_div, next_power_of_two
@@ -87,6 +88,23 @@ def _delta(row: Row, sharding: Any):
         return delta_rows(q, tokens, *storage, LAYER, rows, row.platform, row.impl)
 
     return call, placed((delta_storage(row), q, tokens, _state_rows(*before)), sharding)
+
+
+def _delta_ragged(row: Row, sharding: Any):
+    """Ragged rows, `width` tokens of all sequences together. A step cuts its chunks once for all layers."""
+    sizes = row.sizes
+    dtypes = row.dtype, row.dtype, "float32", "float32"
+    shapes = zip(sizes.token, dtypes, strict=True)
+    tokens = DeltaTokens(*(_of(sizes.width, *shape, dtype=dtype) for shape, dtype in shapes))
+    q = _of(sizes.width, sizes.key_heads, sizes.rows, dtype=row.dtype)
+    rows = _state_rows(sizes.num_sequences, sizes.width)
+    rows = rows.replace(chunks=jax.eval_shape(partial(cut_chunks, num_tokens=sizes.width, size=CHUNK), rows))
+
+    def call(storage, q, tokens, rows):
+        out, matrix = delta_ragged(q, tokens, *storage, LAYER, rows, row.platform, row.impl)
+        return out, (matrix, storage[1])
+
+    return call, placed((delta_storage(row), q, tokens, rows), sharding)
 
 
 @dataclass(frozen=True)
@@ -266,6 +284,7 @@ def _experts(row: Row, sharding: Any):
 ENTRIES: Mapping[str, Callable] = MappingProxyType(
     {
         "gated_delta": _delta,
+        "gated_delta_ragged": _delta_ragged,
         "ssd_rows": _ssd,
         "ssd_ragged": _ssd_ragged,
         "conv_rows": _conv,
@@ -277,6 +296,7 @@ ENTRIES: Mapping[str, Callable] = MappingProxyType(
 WRITING: Mapping[str, Callable] = MappingProxyType(
     {
         "gated_delta": delta_storage,
+        "gated_delta_ragged": delta_storage,
         "ssd_rows": ssd_storage,
         "ssd_ragged": ssd_storage,
         "conv_rows": conv_storage,
@@ -340,6 +360,30 @@ def _tpu_delta_rows() -> Iterator[Row]:
     for heads in (QWEN3_NEXT, OLMO_HYBRID, KIMI_LINEAR):
         drafts = DeltaSizes(*heads, width=4, room=3)
         yield row("float32", "float32", drafts, most_bytes=TPU_DRAFTS_MOST_BYTES)
+
+
+# Zeros behind the last token, numbers of chunks, and kernels for triangles, states and outputs; by channel one more.
+CUDA_RAGGED = MappingProxyType({"min_blocks": 2, "max_kernels": 8})
+
+
+def _delta_ragged_rows() -> Iterator[Row]:
+    """Chunks of prompts, in every dtype at the usual heads."""
+    for platform, impl, kinds, limits in (
+        ("cuda", "triton", FLOATS, CUDA_RAGGED),
+        ("tpu", "mosaic_tpu", FLOATS[:2], {"tensor_cores": False}),
+    ):
+
+        def row(dtype, kept, heads, quick=False, platform=platform, impl=impl, limits=limits, **more):
+            slots = TPU_SLOTS if platform == "tpu" else 0
+            sizes = DeltaSizes(*heads, num_sequences=4, width=2048, slots=slots, **more)
+            return Row("gated_delta_ragged", impl, platform, dtype, kept, sizes, quick, **limits)
+
+        for kept in kinds:
+            yield row("float32", kept, QWEN3_NEXT, kept == "float32")
+        yield row("bfloat16", "bfloat16", QWEN3_NEXT)
+        for heads in (OLMO_HYBRID, KIMI_LINEAR):
+            yield row("float32", "float32", heads)
+        yield row("float32", "float32", KIMI_LINEAR if platform == "cuda" else NARROW, room=3 * (platform == "cuda"))
 
 
 def _expert_sizes(model: str, num_rows: int, activation: Activation, bias: bool = False) -> Iterator[ExpertSizes]:
@@ -470,6 +514,7 @@ def _conv_rows_of_models() -> Iterator[Row]:
 ROWS: tuple[Row, ...] = (
     *_state_rows_of_models(),
     *_tpu_delta_rows(),
+    *_delta_ragged_rows(),
     *_expert_rows(),
     *_tpu_ssd_rows(),
     *_ssd_ragged_rows(),

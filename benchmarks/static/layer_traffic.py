@@ -17,6 +17,7 @@ from pallas_kernels.gated_delta.triton import TILE
 from pallas_kernels.grouped_matmul import mosaic_tpu
 from pallas_kernels.shapes import ceil_div, next_power_of_two, round_up
 from pallas_kernels.ssd.triton import tile_of
+from pallas_kernels.state_rows import CHUNK
 from pallas_kernels.storage import padded_bytes
 
 SECTOR = 32
@@ -187,9 +188,25 @@ def expert_tile(sizes) -> int:
     return min(mosaic_tpu.MOST_ROWS, max(mosaic_tpu.LEAST_ROWS, rows))
 
 
+def ragged_traffic(row: Row) -> dict:
+    """Of ragged rows no more than the least, for each sequence: arithmetic is the limit of many tokens."""
+    sizes, kept = row.sizes, _item(row.kv_format)
+    keys, values, decays, strengths = sizes.token
+    token = _item(row.dtype) * _size((keys, keys, values, values)) + WIDE * _size((decays, strengths))
+    return {"least_bytes": 2 * kept * sizes.state_size + sizes.width * token // sizes.num_sequences}
+
+
+def ragged_flops(sizes) -> int:
+    """Of ragged rows in whole chunks, each product taken once: of keys and queries with keys, with the state before and
+    with what is written, and of the state after."""
+    rows, columns = sizes.rows, sizes.columns
+    return 2 * sizes.width * sizes.heads * (2 * CHUNK * (rows + columns) + 3 * rows * columns)
+
+
 TRAFFIC: Mapping[str, Callable[[Row], dict]] = MappingProxyType(
     {
         "gated_delta": delta_traffic,
+        "gated_delta_ragged": ragged_traffic,
         "ssd_rows": ssd_traffic,
         "ssd_ragged": ssd_ragged_traffic,
         "conv_rows": conv_traffic,

@@ -55,6 +55,10 @@ def figures(row: Row, target: Target) -> dict:
 _VMEM = re.compile(
     r'tpu_custom_call.*"used_scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"}'
 )
+# And the most that it may have.
+_VMEM_ASKED = re.compile(
+    r'tpu_custom_call.*?"scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"}'
+)
 
 
 def expert_figures(row: Row, target: Target) -> dict:
@@ -88,7 +92,8 @@ def state_figures(row: Row, target: Target) -> dict:
         "code_bytes": memory.generated_code_size_in_bytes,
         "pool_share": round(memory.temp_size_in_bytes / smallest, 4),
     }
-    vmem = max(map(int, _VMEM.findall(compiled.as_text())), default=0)
+    # XLA may keep what it hands to a kernel in VMEM, and counts it with what the kernel has of it.
+    vmem = min(max(map(int, pattern.findall(compiled.as_text())), default=0) for pattern in (_VMEM, _VMEM_ASKED))
     return {**found, **({"vmem_bytes": vmem} if vmem else {}), **TRAFFIC[row.entry](row)}
 
 

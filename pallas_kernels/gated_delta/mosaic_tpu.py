@@ -61,12 +61,12 @@ def supports(tokens: int, dtype: str, rows: int, columns: int, group: int, **fac
     return ""
 
 
-def heads_for(heads: int, group: int, rows: int, columns: int, dtype) -> int:
+def heads_for(heads: int, group: int, rows: int, columns: int, dtype, most_bytes: int = STATE_BYTES) -> int:
     """Heads of a grid step: as many whole groups as divide all heads and whose states are no more than wanted."""
     fitting = [
         count
         for count in range(group, heads + 1, group)
-        if heads % count == 0 and padded_bytes((count, rows, columns), dtype) <= STATE_BYTES
+        if heads % count == 0 and padded_bytes((count, rows, columns), dtype) <= most_bytes
     ]
     return max(fitting, default=group)
 

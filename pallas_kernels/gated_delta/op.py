@@ -33,9 +33,21 @@ IMPLEMENTATIONS = (
     _TRITON.interpreted,
     _MOSAIC.interpreted,
 )
+
+
+def _ragged(name: str, platform: str, module: str) -> Implementation:
+    return Implementation(name, (platform,), f"{_HERE}.{module}:delta_ragged", f"{_HERE}.{module}:supports")
+
+
+_TRITON_RAGGED = _ragged("triton", "cuda", "triton_ragged")
+_MOSAIC_RAGGED = _ragged("mosaic_tpu", "tpu", "mosaic_tpu_ragged")
 RAGGED_IMPLEMENTATIONS = (
+    _TRITON_RAGGED,
+    _MOSAIC_RAGGED,
     Implementation("cpu", ("cpu",), f"{_HERE}.cpu:delta_ragged"),
     Implementation("xla", PLATFORMS, f"{_HERE}.xla:delta_ragged"),
+    _TRITON_RAGGED.interpreted,
+    _MOSAIC_RAGGED.interpreted,
 )
 
 
@@ -95,7 +107,7 @@ def delta_ragged(
     Tokens of no sequence come back zero, whatever they hold. Otherwise as `delta_rows`.
     """
     _check(q, tokens, matrix, pending)
-    run = choose("gated_delta_ragged", RAGGED_IMPLEMENTATIONS, platform, impl)
+    run = choose("gated_delta_ragged", RAGGED_IMPLEMENTATIONS, platform, impl, **_facts(q, matrix))
     return run(q, tokens, matrix, pending, layer, rows)
 
 

@@ -23,7 +23,7 @@ def test_the_whole_of_it_runs_at_a_tiny_size(tmp_path):
     own = [line for line in lines if line["kernel"] == "triton-interpreted"]
     assert [line["call"].split()[0] for line in own] == [
         *("append", "prefill", "decode"),
-        *("grouped_matmul", "conv_rows", "ssd_ragged", "ssd_rows", "gated_delta"),
+        *("grouped_matmul", "conv_rows", "ssd_ragged", "ssd_rows", "gated_delta", "gated_delta_ragged"),
     ]
     assert all(line["us"] > 0 and line["floor_us"] > 0 and line["device"] for line in own)
 

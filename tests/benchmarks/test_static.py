@@ -26,6 +26,7 @@ TABLES = (
     ("prefill", paged_attention.RAGGED_IMPLEMENTATIONS),
     ("append", kv_append.IMPLEMENTATIONS),
     ("gated_delta", gated_delta.IMPLEMENTATIONS),
+    ("gated_delta_ragged", gated_delta.RAGGED_IMPLEMENTATIONS),
     ("ssd_rows", ssd.IMPLEMENTATIONS),
     ("ssd_ragged", ssd.RAGGED_IMPLEMENTATIONS),
     ("conv_rows", causal_conv1d.IMPLEMENTATIONS),

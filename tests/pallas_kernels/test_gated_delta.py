@@ -2,6 +2,7 @@
 """The gated delta rule against its reference, with NaN in all memory that nobody owns."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from tests.pallas_kernels.recurrent_problems import (
     state_rows,
 )
 
+KERNELS = ("triton-interpreted", "mosaic_tpu-interpreted")
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
 run_rows = jax.jit(delta_rows, static_argnames=("platform", "impl"))
 run_ragged = jax.jit(delta_ragged, static_argnames=("platform", "impl"))
@@ -88,7 +90,9 @@ class Problem:
 
     def assert_ragged_is_right(self, impl="auto"):
         arguments = (self.flat_q, self.flat, self.matrix, self.pending, LAYER, self.ragged)
-        out, matrix = run_ragged(*arguments, platform="cpu", impl=impl)
+        out, matrix = jax.block_until_ready(run_ragged(*arguments, platform="cpu", impl=impl))
+        if impl.startswith("mosaic_tpu"):
+            assert_no_races()
         want, want_matrix = reference.delta_ragged(*arguments)
         count = sum(self.case.query_lens)
         self.assert_close(out[:count], want[:count])
@@ -122,7 +126,7 @@ class Problem:
         self.assert_close(matrix[LAYER, own], want[LAYER, own], self.dtype)
 
 
-@pytest.mark.parametrize("impl", ["cpu", "xla"])
+@pytest.mark.parametrize("impl", ["cpu", "xla", *KERNELS])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_ragged_rows_agree_with_the_reference(case, impl):
     Problem(case, num_padding=5).assert_ragged_is_right(impl)
@@ -144,30 +148,57 @@ def test_states_kept_in_fewer_bits(dtype):
 ROW = st.tuples(st.integers(0, 9), st.integers(0, 70), st.integers(0, 3))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(
-    rows=st.lists(ROW, min_size=1, max_size=4).filter(lambda rows: any(query for query, _, _ in rows)),
-    pending=st.integers(0, 3),
-    heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    sizes=st.fixed_dictionaries(
-        {
-            "rows": st.integers(1, 9),
-            "columns": st.integers(1, 9),
-            "per_channel": st.booleans(),
-            "decay": st.sampled_from([1e-3, 1.0, 50.0]),
-        }
-    ),
-    seed=st.integers(0, 99),
-)
-def test_any_shape_agrees_with_the_reference(rows, pending, heads, sizes, seed):
+def drawn(examples):
+    sizes = {
+        "rows": st.integers(1, 9),
+        "columns": st.integers(1, 9),
+        "per_channel": st.booleans(),
+        "decay": st.sampled_from([1e-3, 1.0, 50.0]),
+    }
+
+    def decorate(test):
+        return settings(max_examples=examples, deadline=None, derandomize=True)(
+            given(
+                rows=st.lists(ROW, min_size=1, max_size=4).filter(lambda rows: any(query for query, _, _ in rows)),
+                pending=st.integers(0, 3),
+                heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+                sizes=st.fixed_dictionaries(sizes),
+                seed=st.integers(0, 99),
+            )(test)
+        )
+
+    return decorate
+
+
+def drawn_problem(rows, pending, heads, sizes, seed):
     starts = tuple(start for _, start, _ in rows)
     waiting = tuple(min(count, pending, start) for _, start, count in rows)
     key_heads, group = heads
     lens = tuple(query for query, _, _ in rows)
     case = Case("drawn", starts, lens, waiting, key_heads, key_heads * group, pending=pending, **sizes)
-    problem = Problem(case, seed=seed, num_padding=seed % 3)
+    return Problem(case, seed=seed, num_padding=seed % 3)
+
+
+@drawn(8)
+def test_any_shape_agrees_with_the_reference(rows, pending, heads, sizes, seed):
+    problem = drawn_problem(rows, pending, heads, sizes, seed)
     problem.assert_rows_are_right()
     problem.assert_ragged_is_right("xla" if seed % 2 else "cpu")
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@drawn(2)
+def test_kernels_agree_with_the_reference(impl, rows, pending, heads, sizes, seed):
+    drawn_problem(rows, pending, heads, sizes, seed).assert_ragged_is_right(impl)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("impl", KERNELS)
+@drawn(12)
+def test_kernels_agree_with_the_reference_at_any_shape(impl, rows, pending, heads, sizes, seed):
+    problem = drawn_problem(rows, pending, heads, sizes, seed)
+    problem.assert_rows_are_right(impl)
+    problem.assert_ragged_is_right(impl)
 
 
 def part(tokens, begin, end):
@@ -177,24 +208,41 @@ def part(tokens, begin, end):
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("cuts", [(1,), (64, 128), (63, 64, 65), (7, 100)])
 def test_a_prompt_gives_the_same_however_it_is_cut(cuts, per_channel):
+    assert_cuts_change_nothing(cuts, per_channel, "auto")
+
+
+@pytest.mark.parametrize(("impl", "per_channel"), [(KERNELS[0], True), (KERNELS[1], False)])
+def test_kernels_give_the_same_however_a_prompt_is_cut_at_chunks(impl, per_channel):
+    assert_cuts_change_nothing((64,), per_channel, impl)
+
+
+def assert_cuts_change_nothing(cuts, per_channel, impl):
     problem = Problem(Case("whole", (0,), (150,), (0,), per_channel=per_channel))
     q, tokens = problem.flat_q, problem.flat
-    whole, matrix = run_ragged(q, tokens, problem.matrix, (), LAYER, problem.ragged, platform="cpu")
+    run = partial(run_ragged, platform="cpu", impl=impl)
+    whole, matrix = run(q, tokens, problem.matrix, (), LAYER, problem.ragged)
     outs, state = [], problem.matrix
     for begin, end in zip((0, *cuts), (*cuts, 150), strict=True):
         rows = state_rows((begin,), (end - begin,), (0,), 0)
-        out, state = run_ragged(q[begin:end], part(tokens, begin, end), state, (), LAYER, rows, platform="cpu")
+        out, state = run(q[begin:end], part(tokens, begin, end), state, (), LAYER, rows)
         outs.append(out)
     tolerance = 0 if all(cut % 64 == 0 for cut in cuts) else 1e-5
     np.testing.assert_allclose(np.concatenate(outs), whole, rtol=0, atol=tolerance)
     np.testing.assert_allclose(state[LAYER, 1], matrix[LAYER, 1], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_a_sequence_gives_the_same_whatever_is_beside_it(per_channel):
+@pytest.mark.parametrize(
+    ("impl", "per_channel"),
+    [
+        *(("auto", False), ("auto", True), ("triton-interpreted", False), ("mosaic_tpu-interpreted", False)),
+        *(pytest.param(impl, True, marks=pytest.mark.slow) for impl in KERNELS),
+    ],
+)
+def test_a_sequence_gives_the_same_whatever_is_beside_it(impl, per_channel):
     case = Case("beside", (0, 64, 0, 7), (70, 3, 0, 130), (0, 0, 0, 0), per_channel=per_channel)
     problem = Problem(case, num_padding=9)
-    out, matrix = run_ragged(problem.flat_q, problem.flat, problem.matrix, (), LAYER, problem.ragged, platform="cpu")
+    run = partial(run_ragged, platform="cpu", impl=impl)
+    out, matrix = run(problem.flat_q, problem.flat, problem.matrix, (), LAYER, problem.ragged)
     starts = np.asarray(problem.ragged.query_starts)
     for s in (0, 1, 3):
         begin, end = starts[s], starts[s] + case.query_lens[s]
@@ -202,7 +250,7 @@ def test_a_sequence_gives_the_same_whatever_is_beside_it(per_channel):
         rows = state_rows((case.starts[s],), (case.query_lens[s],), (0,), 0)
         rows = rows.replace(slots=jnp.asarray([slot], jnp.int32))
         tokens = part(problem.flat, begin, end)
-        alone, state = run_ragged(problem.flat_q[begin:end], tokens, problem.matrix, (), LAYER, rows, platform="cpu")
+        alone, state = run(problem.flat_q[begin:end], tokens, problem.matrix, (), LAYER, rows)
         np.testing.assert_array_equal(out[begin:end], alone)
         np.testing.assert_array_equal(matrix[LAYER, slot], state[LAYER, slot])
 
