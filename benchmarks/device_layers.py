@@ -46,7 +46,7 @@ TINY = {
     "grouped_matmul": ExpertSizes(6, 3, 64, 32, SWIGLU),
 }
 # Entries that give storage as several results.
-SPREAD = ("gated_delta", "conv_rows")
+SPREAD = ("gated_delta", "gated_delta_ragged", "conv_rows")
 
 
 def _row(entry: str, dtype: str, kept: str, sizes: Any) -> Row:

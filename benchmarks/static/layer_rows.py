@@ -97,7 +97,7 @@ def _delta_ragged(row: Row, sharding: Any):
     shapes = zip(sizes.token, dtypes, strict=True)
     tokens = DeltaTokens(*(_of(sizes.width, *shape, dtype=dtype) for shape, dtype in shapes))
     q = _of(sizes.width, sizes.key_heads, sizes.rows, dtype=row.dtype)
-    rows = _state_rows(sizes.num_sequences, sizes.width)
+    rows = _state_rows(sizes.num_sequences, 0)
     rows = rows.replace(chunks=jax.eval_shape(partial(cut_chunks, num_tokens=sizes.width, size=CHUNK), rows))
 
     def call(storage, q, tokens, rows):
