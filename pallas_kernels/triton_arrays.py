@@ -26,11 +26,12 @@ def parts_of(width: int, widest: int) -> tuple[tuple[int, int], ...]:
     return tuple(parts) if start < whole or whole > widest else ((0, whole),)
 
 
-def columns(width: int, widest: int):
-    """Columns of each part of a head, and which of them lie in it as `[1, size]`, or None for all."""
+def columns(width: int, widest: int, before: int = 0):
+    """Columns of each part of a head, and which of them lie in it as `[1, size]`, or None for all. The head's first
+    column has so many `before` it."""
     for start, size in parts_of(width, widest):
-        cols = start + jax.lax.iota(jnp.int32, size)
-        yield cols, (cols < width)[None, :] if start + size > width else None
+        cols = before + start + jax.lax.iota(jnp.int32, size)
+        yield cols, (cols < before + width)[None, :] if start + size > width else None
 
 
 def both(mask, other):

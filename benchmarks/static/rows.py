@@ -46,6 +46,7 @@ class Sizes:
     sinks: bool = False
     tree: bool = False
     scale_per_head: bool = False
+    latent: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -69,7 +70,7 @@ def abstract_storage(row: Row) -> KvPages:
     """Shapes of the row's pages."""
     sizes = row.sizes
     shape = (LAYERS, sizes.num_blocks, sizes.block_size, sizes.num_kv_heads)
-    pages = abstract_pages(row.kv_format, shape, sizes.head_dim, sizes.v_head_dim)
+    pages = abstract_pages(row.kv_format, shape, sizes.head_dim, 0 if sizes.latent else sizes.v_head_dim)
     if not sizes.scale_per_head:
         return pages
     scale = jax.ShapeDtypeStruct((LAYERS, sizes.num_kv_heads), jnp.float32)
@@ -107,7 +108,8 @@ def _prefill(row: Row, sharding: Any):
 
 
 def _attention(entry: Callable, row: Row) -> Callable:
-    params = AttentionParams(row.sizes.head_dim**-0.5, row.sizes.window, row.sizes.softcap)
+    latent = row.sizes.v_head_dim if row.sizes.latent else 0
+    params = AttentionParams(row.sizes.head_dim**-0.5, row.sizes.window, row.sizes.softcap, latent)
 
     def call(q, pages, rows, sinks):
         return entry(q, pages, LAYER, rows, params, row.platform, sinks, row.impl)
@@ -122,7 +124,7 @@ def _append(row: Row, sharding: Any):
         return jax.ShapeDtypeStruct((sizes.query_len, sizes.num_kv_heads, width), jnp.dtype(row.dtype))
 
     slots = jax.ShapeDtypeStruct((sizes.query_len,), jnp.int32)
-    new = rows_of(sizes.head_dim), rows_of(sizes.v_head_dim)
+    new = rows_of(sizes.head_dim), rows_of(0 if sizes.latent else sizes.v_head_dim)
 
     def call(pages, slots, keys, values):
         return kv_append(pages, LAYER, slots, keys, values, row.platform, row.impl)
@@ -157,7 +159,7 @@ USUAL = ("bfloat16", "bfloat16")
 def _cuda_sizes(*widths: int, **more: Any) -> Sizes:
     """Sizes whose pool is as large as a real machine's: of so many numbers that offsets take more than 32 bits."""
     sizes = Sizes(*widths, **more)
-    in_a_block = LAYERS * sizes.block_size * sizes.num_kv_heads * min(widths)
+    in_a_block = LAYERS * sizes.block_size * sizes.num_kv_heads * min(sizes.head_dim, sizes.v_head_dim)
     return replace(sizes, num_blocks=next_power_of_two(ceil_div((1 << 32) + 1, in_a_block)))
 
 
@@ -192,10 +194,34 @@ def _cuda_rows() -> Iterator[Row]:
         for widths in ((128, 128), (80, 80)):
             sizes = _cuda_sizes(*widths, query_len=64)
             yield Row("append", "triton", "cuda", dtype, kv_format, sizes, widths[0] == 128, tensor_cores=False)
+    yield from _cuda_latents()
     for widths in ((64, 64), (128, 128), (192, 128)):
         for more in ({}, {"window": 1024, "softcap": 30.0, "sinks": True}):
             sizes = _cuda_sizes(*widths, num_sequences=4, query_len=2048, **more)
             yield Row("prefill", "mosaic_gpu", "cuda", *USUAL, sizes, widths[0] == 128, targets=("h200",))
+
+
+# Keys of Kimi Linear's latent attention, of which values are a part.
+LATENT = MappingProxyType({"head_dim": 576, "v_head_dim": 512, "num_kv_heads": 1, "latent": True})
+# What splits leave is as wide as the latents, for each of all heads.
+LATENT_LIMITS = MappingProxyType({"max_kernels": 2, "most_bytes": 1.12})
+
+
+def _cuda_latents() -> Iterator[Row]:
+    """Latents in every format, for all of a model's heads and for those of one of several devices."""
+    for dtype, kv_format in COMMON_FORMATS:
+        usual = (dtype, kv_format) == USUAL
+        room = 2 if kv_format in ("bfloat16", "float16") else 1
+        sizes = _cuda_sizes(**LATENT)
+        yield Row("decode", "triton", "cuda", dtype, kv_format, sizes, usual, min_blocks=room, **LATENT_LIMITS)
+        sizes = _cuda_sizes(**LATENT, num_sequences=4, query_len=2048)
+        yield Row("prefill", "triton", "cuda", dtype, kv_format, sizes, usual, max_kernels=2)
+    for more in ({"num_heads": 8}, {"num_heads": 128}, {"query_len": 4}, {"query_len": 8, "tree": True}):
+        sizes = _cuda_sizes(**LATENT, **more)
+        yield Row("decode", "triton", "cuda", *USUAL, sizes, min_blocks=2, **LATENT_LIMITS)
+    for kv_format in ("bfloat16", "int8"):
+        sizes = _cuda_sizes(**LATENT, query_len=64)
+        yield Row("append", "triton", "cuda", "bfloat16", kv_format, sizes, kv_format == "int8", tensor_cores=False)
 
 
 # What a TPU loads; the widths of heads that a model's chips have between them, one head each included.
@@ -232,11 +258,27 @@ def _tpu_rows() -> Iterator[Row]:
     yield Row("decode", "mosaic_tpu", "tpu", "bfloat16", "int8", Sizes(128, 128, scale_per_head=True), True)
     int8_blocks = Sizes(128, 128, block_size=128, table_width=32, num_blocks=2048)
     yield Row("decode", "mosaic_tpu", "tpu", "bfloat16", "int8", int8_blocks, True)
+    yield from _tpu_latents()
     for kv_format in ("bfloat16", "int8"):
         for heads in (8, 3, 1):
             for tokens in (64, 2048):
                 sizes = Sizes(128, 128, num_kv_heads=heads, query_len=tokens)
                 yield _tpu_append(sizes, kv_format)
+
+
+def _tpu_latents() -> Iterator[Row]:
+    """Latents as they lie, decoded and in float32, for all heads and for those of one of several devices."""
+    for dtype, kv_format in (USUAL, ("bfloat16", "int8"), ("float32", "float32")):
+        usual = kv_format == "bfloat16"
+        yield Row("decode", "mosaic_tpu", "tpu", dtype, kv_format, Sizes(**LATENT), usual)
+        sizes = Sizes(**LATENT, num_sequences=4, query_len=2048)
+        # The queries of all heads, laid out, are more than the scales of one.
+        if kv_format != "int8":
+            yield Row("prefill", "mosaic_tpu", "tpu", dtype, kv_format, sizes, usual)
+    for more in ({"num_heads": 8}, {"num_heads": 128}, {"query_len": 4}):
+        yield Row("decode", "mosaic_tpu", "tpu", *USUAL, Sizes(**LATENT, **more))
+    for kv_format in ("bfloat16", "int8"):
+        yield _tpu_append(Sizes(**LATENT, query_len=64), kv_format)
 
 
 def _tpu_append(sizes: Sizes, kv_format: str) -> Row:

@@ -20,7 +20,7 @@ from benchmarks.static.rows import Row, abstract_storage, arguments, donated
 from metrale_jax.aot.targets import Target
 from metrale_jax.steps.home import lying_row_major
 from pallas_kernels.kv_formats.pages import KvPages
-from pallas_kernels.paged_attention.mosaic_tpu_sizes import Tiling, tile_shape, tiling_for, vmem_bytes
+from pallas_kernels.paged_attention.mosaic_tpu_sizes import Tiling, held, tile_shape, tiling_for, vmem_bytes
 from pallas_kernels.shapes import ceil_div
 from pallas_kernels.storage import padded_bytes
 
@@ -104,7 +104,7 @@ def attention_figures(row: Row) -> dict:
     _, (q, pages, rows, _) = arguments(row, None)
     if row.entry == "prefill":
         q = jax.ShapeDtypeStruct((rows.pieces.kv_lens.shape[0], rows.pieces.max_query_len, *q.shape[1:]), q.dtype)
-    tiling = tiling_for(q, pages)
+    tiling = tiling_for(q, pages, row.sizes.v_head_dim if row.sizes.latent else 0)
     found = {"tile_tokens": tiling.tile_tokens, "vmem_bytes": vmem_bytes(tiling, q.dtype, pages)}
     return {**found, **_traffic(row, q, pages, tiling)} if row.entry == "decode" else found
 
@@ -114,14 +114,15 @@ def _traffic(row: Row, q: jax.ShapeDtypeStruct, pages: KvPages, tiling: Tiling) 
     length = sizes.table_width * sizes.block_size
     oldest = max(0, length - sizes.query_len - sizes.window + 1) if sizes.window else 0
     blocks = ceil_div(length, sizes.block_size) - oldest // sizes.block_size
-    codes = abstract_storage(row)
-    block = sum(padded_bytes(tile_shape(*x.shape[2:]), x.dtype) for x in (codes.k, codes.v))
-    numbers = sum(x.dtype.itemsize * x.shape[2] * x.shape[3] * x.shape[4] for x in (codes.k, codes.v))
+    codes = held(pages)
+    block = sum(padded_bytes(tile_shape(*x.shape[2:]), x.dtype) for x in codes)
+    numbers = sum(x.dtype.itemsize * x.shape[2] * x.shape[3] * x.shape[4] for x in codes)
     token = block / sizes.block_size
     if pages.scale_per_row:
-        block += 2 * padded_bytes(codes.k_scale.shape[2:], codes.k_scale.dtype)
-        numbers += 2 * 4 * sizes.num_kv_heads * sizes.block_size
-        token += 2 * padded_bytes(codes.k_scale.shape[2:], codes.k_scale.dtype) / sizes.block_size
+        scales = len(codes) * padded_bytes(pages.k_scale.shape[2:], pages.k_scale.dtype)
+        block += scales
+        numbers += len(codes) * 4 * sizes.num_kv_heads * sizes.block_size
+        token += scales / sizes.block_size
     widths = sizes.head_dim, sizes.v_head_dim
     ends = sum(padded_bytes((tiling.num_groups, tiling.rows, width), q.dtype) for width in widths)
     least_ends = sizes.query_len * sizes.num_heads * sum(widths) * q.dtype.itemsize

@@ -41,7 +41,7 @@ def decode_traffic(row: Row) -> dict:
     least = sizes.num_sequences * _row_bytes(pages, seen, 1) + ends + table
     _, (q, _, rows, _) = arguments(row, None)
     flat = jax.ShapeDtypeStruct((q.shape[0] * q.shape[1], *q.shape[2:]), q.dtype)
-    tiling = tiling_for(flat, pages, rows, ragged=False)
+    tiling = tiling_for(flat, pages, rows, ragged=False, latent=sizes.v_head_dim if sizes.latent else 0)
     moved = sizes.num_sequences * _row_bytes(pages, seen, SECTOR) + ends + table
     if tiling.splits > 1:
         # Written and read again in float32: the weights of all splits, and the values of those that are seen.
@@ -56,8 +56,9 @@ def _row_bytes(pages: KvPages, seen: int, sector: int) -> int:
 
     block_size, total = pages.block_size, 0
     for tokens in [block_size] * (seen // block_size) + [seen % block_size]:
-        for codes in (pages.k, pages.v):
+        held = (pages.k,) if pages.latent else (pages.k, pages.v)
+        for codes in held:
             total += round_up(tokens * codes.shape[3] * codes.shape[4] * codes.dtype.itemsize, sector)
         if pages.scale_per_row:
-            total += 2 * pages.num_kv_heads * round_up(tokens * 4, sector)
+            total += len(held) * pages.num_kv_heads * round_up(tokens * 4, sector)
     return total

@@ -39,7 +39,5 @@ def kv_append(
         "num_kv_heads": pages.num_kv_heads,
         "pool_codes": pages.num_codes,
     }
-    # No kernel that looks at facts knows pages without values yet.
-    table = tuple(row for row in IMPLEMENTATIONS if not (pages.latent and row.supports))
-    append = choose("kv_append", table, platform, impl, **facts)
+    append = choose("kv_append", IMPLEMENTATIONS, platform, impl, **facts)
     return append(pages, layer, slots, keys, values)

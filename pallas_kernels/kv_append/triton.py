@@ -57,21 +57,22 @@ def append(
 ) -> KvPages:
     """See `op.kv_append`."""
     per_row = pages.scale_per_row
-    pools = (pages.k, pages.v, pages.k_scale, pages.v_scale) if per_row else (pages.k, pages.v)
-    head_scales = ((), ()) if per_row else (pages.k_scale, pages.v_scale)
-    inputs = _Inputs(jnp.asarray(layer, jnp.int32).reshape(1), slots, (keys, values), head_scales)
+    rows = {"k": keys} if pages.latent else {"k": keys, "v": values}
+    scales = {f"{name}_scale": getattr(pages, f"{name}_scale") for name in rows}
+    pools = {**{name: getattr(pages, name) for name in rows}, **(scales if per_row else {})}
+    head_scales = tuple(() if per_row else scale for scale in scales.values())
+    inputs = _Inputs(jnp.asarray(layer, jnp.int32).reshape(1), slots, tuple(rows.values()), head_scales)
     num_inputs = len(jax.tree.leaves(inputs))
     written = pl.pallas_call(
         partial(_program, _Call(pages.format, per_row)),
         grid=(ceil_div(slots.shape[0] * pages.num_kv_heads, ROW_TILE),),
-        out_shape=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],
+        out_shape=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools.values()],
         input_output_aliases={num_inputs + index: index for index in range(len(pools))},
         compiler_params=plgpu.CompilerParams(num_warps=2, num_stages=1),
         interpret=interpret,
         name="kv_append",
-    )(inputs, *pools)
-    names = ("k", "v", "k_scale", "v_scale")[: len(pools)]
-    return pages.replace(**dict(zip(names, written, strict=True)))
+    )(inputs, *pools.values())
+    return pages.replace(**dict(zip(pools, written, strict=True)))
 
 
 append_interpreted = partial(append, interpret=True)
@@ -102,7 +103,7 @@ def _program(call: _Call, inputs: _Inputs, *pools):
                 mask=both(inside[:, None], within),
             )
         if call.scale_per_row:
-            plgpu.store(pools[2 + index].at[layer, block, head, offset], scale, mask=inside)
+            plgpu.store(pools[len(inputs.rows) + index].at[layer, block, head, offset], scale, mask=inside)
 
 
 def _scale(call: _Call, parts, head_scale, layer, head, inside):

@@ -36,6 +36,8 @@ def supports(**facts) -> str:
         return f"dtype={dtype} of the queries is none of {DTYPES}, which it multiplies"
     if format_named(facts["kv_format"]).dtype != dtype:
         return f"kv_format={facts['kv_format']} is not {dtype}: tiles are multiplied as they lie in memory"
+    if facts["latent"]:
+        return "values are a part of the keys, and it would fetch them again"
     for name, limit in (("head_dim", 192), ("v_head_dim", 128)):
         if facts[name] % 64 or facts[name] > limit:
             return f"{name}={facts[name]} is not a multiple of 64 up to {limit}, whose sums fit in registers"

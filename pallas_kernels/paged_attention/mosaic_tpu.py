@@ -46,7 +46,7 @@ def attend(
 ) -> Float[Array, "S Q N Hv"]:
     """See `op.decode_attention`. `interpret` is False or what `pallas_call` takes to run on a CPU."""
     num_rows, query_len, num_heads, _ = q.shape
-    tiling = tiling_for(q, pages)
+    tiling = tiling_for(q, pages, params.latent)
     if tiling.query_len < query_len:
         q, rows = _split(q, rows, tiling.query_len)
     out = _call(q, pages, layer, rows, params, sinks, tiling, interpret)
@@ -99,7 +99,7 @@ def _without_lone_head(codes):
 
 def _call(q, pages, layer, rows, params, sinks, tiling: Tiling, interpret):
     num_rows, query_len, num_heads, _ = q.shape
-    v_dim = pages.v.shape[-1]
+    v_dim = tiling.v_dim
     parts = num_rows // rows.block_tables.shape[0]
     numbers = _numbers(layer, rows, params, tiling, num_rows)
     arrays = Arrays(
@@ -109,7 +109,7 @@ def _call(q, pages, layer, rows, params, sinks, tiling: Tiling, interpret):
         sinks=() if isinstance(sinks, tuple) else _sink_rows(sinks, tiling),
         q=_in_groups(q, tiling),
         k=_without_lone_head(pages.k),
-        v=_without_lone_head(pages.v),
+        v=() if pages.latent else _without_lone_head(pages.v),
         k_scale=pages.k_scale,
         v_scale=pages.v_scale,
     )
@@ -191,7 +191,10 @@ def _specs(arrays, call, parts, v_dim):
 
     in_place = pl.BlockSpec(memory_space=pl.ANY)
     whole = pl.BlockSpec(memory_space=pltpu.SMEM)
-    scale = () if isinstance(arrays.k_scale, tuple) else in_place if call.scale_per_row else whole
+
+    def scale(array):
+        return () if isinstance(array, tuple) else in_place if call.scale_per_row else whole
+
     specs = Arrays(
         table=in_smem(arrays.table, table),
         next_table=in_smem(arrays.next_table, next_table),
@@ -199,9 +202,9 @@ def _specs(arrays, call, parts, v_dim):
         sinks=() if isinstance(arrays.sinks, tuple) else pl.BlockSpec(arrays.sinks.shape, lambda *_: (0, 0, 0)),
         q=pl.BlockSpec((1, *arrays.q.shape[1:]), of_row),
         k=in_place,
-        v=in_place,
-        k_scale=scale,
-        v_scale=scale,
+        v=() if call.params.latent else in_place,
+        k_scale=scale(arrays.k_scale),
+        v_scale=scale(arrays.v_scale),
     )
     return specs, pl.BlockSpec((1, tiling.num_groups, tiling.rows, v_dim), of_row)
 

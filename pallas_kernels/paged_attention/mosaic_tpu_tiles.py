@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_formats.format import KvFormat
 from pallas_kernels.kv_formats.pages import KvPages
-from pallas_kernels.paged_attention.mosaic_tpu_sizes import LANES, TURNED_TOKENS, Tiling, tile_shape
+from pallas_kernels.paged_attention.mosaic_tpu_sizes import LANES, TURNED_TOKENS, Tiling, held, tile_shape
 from pallas_kernels.paged_attention.op import AttentionParams
 
 # Blocks whose copies are started in one turn of a loop, so that the instructions of several overlap.
@@ -89,15 +89,23 @@ def scratch_of(call: Call, pages: KvPages) -> Scratch:
     """The scratch memory of the call."""
     tiling = call.tiling
     tokens, heads = tiling.tile_tokens, tiling.num_kv_heads
-    widths = pages.k.shape[-1], pages.v.shape[-1]
-    codes = [pltpu.VMEM((2, *tile_shape(tokens, heads, width)), pages.k.dtype) for width in widths]
-    scales = pltpu.VMEM((2, tiling.tile_blocks, heads, tiling.block_size), jnp.float32) if call.scale_per_row else ()
-    factors = pltpu.VMEM((heads, 1, tokens), jnp.float32) if call.scale_per_row else ()
-    turned = [() if tiling.direct else pltpu.VMEM((heads, tokens, width), call.dtype) for width in widths]
+    widths = [codes.shape[-1] for codes in held(pages)]
+
+    def of_each(make):
+        """For keys and for values, which have nothing where they are a part of the keys."""
+        return ([make(width) for width in widths] + [()])[:2]
+
+    def scaled(shape):
+        return of_each(lambda _: pltpu.VMEM(shape, jnp.float32) if call.scale_per_row else ())
+
+    codes = of_each(lambda width: pltpu.VMEM((2, *tile_shape(tokens, heads, width)), pages.k.dtype))
+    scales = scaled((2, tiling.tile_blocks, heads, tiling.block_size))
+    turned = of_each(lambda width: () if tiling.direct else pltpu.VMEM((heads, tokens, width), call.dtype))
+    factors = scaled((heads, 1, tokens))
     column = pltpu.VMEM((tiling.num_groups, tiling.rows, LANES), jnp.float32)
-    weighted = pltpu.VMEM((tiling.num_groups, tiling.rows, widths[1]), jnp.float32)
+    weighted = pltpu.VMEM((tiling.num_groups, tiling.rows, tiling.v_dim), jnp.float32)
     semaphores = pltpu.SemaphoreType.DMA((2,))
-    return Scratch(*codes, scales, scales, *turned, factors, factors, weighted, column, column, semaphores)
+    return Scratch(*codes, *scales, *turned, *factors, weighted, column, column, semaphores)
 
 
 @dataclass(frozen=True)
@@ -128,13 +136,19 @@ class Tiles:
         size, layer = self.call.tiling.block_size, self.numbers.layer[0]
         place = pl.ds(index * size, size)
         arrays, scratch = self.arrays, self.scratch
-        pairs = [(arrays.k, scratch.k_codes.at[half, place]), (arrays.v, scratch.v_codes.at[half, place])]
+        pairs = [(arrays.k, scratch.k_codes, place), (arrays.v, scratch.v_codes, place)][: self._num_held]
         if self.call.scale_per_row:
-            pairs.append((arrays.k_scale, scratch.k_scales.at[half, index]))
-            pairs.append((arrays.v_scale, scratch.v_scales.at[half, index]))
+            scales = [(arrays.k_scale, scratch.k_scales, index), (arrays.v_scale, scratch.v_scales, index)]
+            pairs += scales[: self._num_held]
         return [
-            pltpu.make_async_copy(source.at[layer, block], target, scratch.arrived.at[half]) for source, target in pairs
+            pltpu.make_async_copy(source.at[layer, block], target.at[half, where], scratch.arrived.at[half])
+            for source, target, where in pairs
         ]
+
+    @property
+    def _num_held(self) -> int:
+        """Of keys and values, how many lie in the pool."""
+        return 1 if self.call.params.latent else 2
 
     def fetch(self, table, row, tile, half):
         """Starts the copies of a tile of `row`, whose blocks are in `table`."""
@@ -149,9 +163,9 @@ class Tiles:
     def wait_for(self, row, tile, half):
         """Returns once the tile has arrived."""
         scratch, blocks = self.scratch, self._blocks_in(row, tile)
-        buffers = [scratch.k_codes, scratch.v_codes]
+        buffers = [scratch.k_codes, scratch.v_codes][: self._num_held]
         if self.call.scale_per_row:
-            buffers += [scratch.k_scales, scratch.v_scales]
+            buffers += [scratch.k_scales, scratch.v_scales][: self._num_held]
 
         # A semaphore counts bytes: one wait for a whole tile of each.
         @pl.when(blocks == self.call.tiling.tile_blocks)
@@ -171,10 +185,12 @@ class Tiles:
         """Puts what is not used straight from the tile where it can be picked by head."""
         scratch, tiling = self.scratch, self.call.tiling
         if not tiling.direct:
-            for codes, turned in ((scratch.k_codes, scratch.k), (scratch.v_codes, scratch.v)):
+            pairs = ((scratch.k_codes, scratch.k), (scratch.v_codes, scratch.v))
+            for codes, turned in pairs[: self._num_held]:
                 self._turn(codes, half, turned)
         if self.call.scale_per_row:
-            for scales, factors in ((scratch.k_scales, scratch.k_factors), (scratch.v_scales, scratch.v_factors)):
+            pairs = ((scratch.k_scales, scratch.k_factors), (scratch.v_scales, scratch.v_factors))
+            for scales, factors in pairs[: self._num_held]:
                 by_head = jnp.swapaxes(scales[half], 0, 1).reshape(tiling.num_kv_heads, tiling.tile_tokens)
                 factors[...] = jnp.where(needed, by_head, 0.0)[:, None]
 
@@ -196,7 +212,10 @@ class Tiles:
 
     def values(self, half, head, needed):
         """One head's values of a tile, `[tokens, Hv]`, zero where nobody owns any."""
-        if not self.call.tiling.direct:
+        latent = self.call.params.latent
+        if latent:
+            values = self.keys(half, head)[:, :latent]
+        elif not self.call.tiling.direct:
             values = self.scratch.v[head]
         else:
             values = self.call.kv_format.decode(self._codes(self.scratch.v_codes, half, head), self.call.dtype)
@@ -230,6 +249,8 @@ class Tiles:
 
     def scale_of_values(self, head):
         """The same of its values."""
+        if self.call.params.latent:
+            return self.scale_of_keys(head)
         if self.call.scale_per_row:
             return self.scratch.v_factors[head]
         return self.arrays.v_scale[self.numbers.layer[0], head]

@@ -114,7 +114,7 @@ def decode_attention(
     """
     _check(q.shape, pages, rows, params, sinks)
     facts = _facts(q.shape[2], q, pages, params, rows)
-    attend = choose("paged_attention", _serving(IMPLEMENTATIONS, params), platform, impl, **facts)
+    attend = choose("paged_attention", IMPLEMENTATIONS, platform, impl, **facts)
     return attend(q, pages, layer, rows, params, sinks)
 
 
@@ -135,7 +135,7 @@ def prefill_attention(
     assert isinstance(rows.tree, tuple), "ragged chunks are runs of tokens; a tree needs equal rows"
     _check(q.shape, pages, rows, params, sinks)
     facts = _facts(q.shape[1], q, pages, params, rows)
-    attend = choose("paged_attention_ragged", _serving(RAGGED_IMPLEMENTATIONS, params), platform, impl, **facts)
+    attend = choose("paged_attention_ragged", RAGGED_IMPLEMENTATIONS, platform, impl, **facts)
     return attend(q, pages, layer, rows, params, sinks)
 
 
@@ -201,11 +201,6 @@ def visible(
     return seen, needed
 
 
-def _serving(table: tuple[Implementation, ...], params: AttentionParams) -> tuple[Implementation, ...]:
-    """The rows to choose from: no kernel that looks at facts knows latents yet."""
-    return tuple(row for row in table if not (params.latent and row.supports))
-
-
 def _facts(num_heads: int, q, pages: KvPages, params: AttentionParams, rows: SequenceRows) -> dict:
     """What an implementation may decline by."""
     return {
@@ -213,6 +208,7 @@ def _facts(num_heads: int, q, pages: KvPages, params: AttentionParams, rows: Seq
         "num_kv_heads": pages.num_kv_heads,
         "head_dim": q.shape[-1],
         "v_head_dim": params.v_dim(pages),
+        "latent": params.latent,
         "block_size": pages.block_size,
         "dtype": q.dtype.name,
         "kv_format": pages.kv_format,
@@ -231,6 +227,12 @@ def _check(shape: tuple, pages: KvPages, rows: SequenceRows, params: AttentionPa
     if head_dim != pages.k.shape[-1]:
         raise ValueError(
             f"head_dim={head_dim} of the queries is not the {pages.k.shape[-1]} of the keys; correct either."
+        )
+    if pages.latent != bool(params.latent) or params.latent > head_dim:
+        held = "none of their own" if pages.latent else "values of their own"
+        raise ValueError(
+            f"latent={params.latent} numbers of a key of {head_dim} cannot be the values of pages that have {held}; "
+            "correct either."
         )
     if not isinstance(sinks, tuple) and sinks.shape != (num_heads,):
         raise ValueError(f"sinks of shape {sinks.shape} are not one for each of num_heads={num_heads}; correct either.")

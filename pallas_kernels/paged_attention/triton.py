@@ -31,6 +31,8 @@ from pallas_kernels.triton_arrays import both, columns, overflow
 
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_HEAD_DIM = 256
+# Of heads whose values are a part of their keys: a rank of 512 and what is beside it.
+MAX_LATENT_DIM = 640
 # The side of a matrix instruction: fewer rows are filled up.
 LEAST_ROWS = 16
 
@@ -38,10 +40,11 @@ LEAST_ROWS = 16
 def supports(**facts) -> str:
     """Why a call with these facts is declined, or an empty string."""
     dtype, width = facts["dtype"], max(facts["head_dim"], facts["v_head_dim"])
+    most = MAX_LATENT_DIM if facts["latent"] else MAX_HEAD_DIM
     if dtype not in DTYPES:
         return f"dtype={dtype} of the queries is none of {DTYPES}, which it multiplies"
-    if width > MAX_HEAD_DIM:
-        return f"a head of {width} numbers is above the {MAX_HEAD_DIM} whose sums fit in registers"
+    if width > most:
+        return f"a head of {width} numbers is above the {most} whose sums fit in registers"
     return overflow(facts["kv_format"], facts["pool_codes"])
 
 
@@ -62,7 +65,7 @@ def _key_tile(widest_head: int, code_bytes: int, wide: bool, ragged: bool) -> in
     return 64 if 64 < widest_head <= 128 else 32
 
 
-def tiling_for(q: Any, pages: KvPages, rows: SequenceRows, ragged: bool) -> Tiling:
+def tiling_for(q: Any, pages: KvPages, rows: SequenceRows, ragged: bool, latent: int = 0) -> Tiling:
     """The tiling of a call for queries `[T, N, H]`. Of `q` and `rows` shapes and dtypes count, as of `pages`.
 
     Sizes are the largest that leave room for two programs a multiprocessor in decode, whose limit is bytes on their
@@ -75,6 +78,8 @@ def tiling_for(q: Any, pages: KvPages, rows: SequenceRows, ragged: bool) -> Tili
     most_rows = LEAST_ROWS if wide else (128 if ragged else 64)
     row_tile = min(most_rows, max(LEAST_ROWS, next_power_of_two(group_rows)))
     split_tokens = split_tokens_for(group_rows)
+    if latent:
+        return _latent_tiling(group_rows, past, wide, pages.k.dtype.itemsize, ragged)
     return Tiling(
         row_tile=row_tile,
         key_tile=_key_tile(max(pages.k.shape[-1], pages.v.shape[-1]), pages.k.dtype.itemsize, wide, ragged),
@@ -83,6 +88,28 @@ def tiling_for(q: Any, pages: KvPages, rows: SequenceRows, ragged: bool) -> Tili
         split_tokens=split_tokens,
         num_warps=8 if row_tile >= 128 else 4,
         num_stages=2 if ragged and wide and pages.k.dtype.itemsize > 2 else 3,
+    )
+
+
+def _latent_tiling(group_rows: int, past: int, wide: bool, code_bytes: int, ragged: bool) -> Tiling:
+    """Tiles of latents, each read once for logits and for sums, which are as wide as several heads'.
+
+    More than 32 rows of such sums fit in Hopper's registers, but not in Blackwell's tensor memory beside the logits.
+    """
+    split_tokens = split_tokens_for(group_rows)
+    row_tile = LEAST_ROWS if wide else min(32, max(LEAST_ROWS, next_power_of_two(group_rows)))
+    if wide:
+        widest, stages = (128 if code_bytes > 2 else MAX_HEAD_DIM, 2) if ragged else (64, 3)
+    else:
+        widest, stages = MAX_HEAD_DIM, 4 if ragged or code_bytes == 1 else 5
+    return Tiling(
+        row_tile=row_tile,
+        key_tile=16,
+        widest_part=widest,
+        splits=1 if ragged else num_splits(past, split_tokens),
+        split_tokens=split_tokens,
+        num_warps=8 if wide or row_tile > LEAST_ROWS else 4,
+        num_stages=stages,
     )
 
 
@@ -124,8 +151,8 @@ attend_ragged_interpreted = partial(attend_ragged, interpret=True)
 
 def _call(q, pages, layer, rows, params, sinks, ragged, interpret):
     num_tokens, num_heads, _ = q.shape
-    v_dim = pages.v.shape[-1]
-    tiling = tiling_for(q, pages, rows, ragged)
+    v_dim = params.v_dim(pages)
+    tiling = tiling_for(q, pages, rows, ragged, params.latent)
     group = num_heads // pages.num_kv_heads
     row_tiles = ceil_div(rows.max_query_len * group, tiling.row_tile)
     call = Call(
@@ -138,6 +165,7 @@ def _call(q, pages, layer, rows, params, sinks, ragged, interpret):
         kv_format=pages.kv_format,
         compute_dtype=compute_dtype(q.dtype, pages.kv_format),
         v_factor=_v_factor(q.dtype, pages),
+        v_dim=v_dim,
         interpret=interpret,
     )
     inputs = Inputs(

@@ -64,7 +64,17 @@ class Call:
     kv_format: str
     compute_dtype: jnp.dtype
     v_factor: float
+    v_dim: int
     interpret: bool
+
+
+def key_columns(call: Call, head_dim: int):
+    """The columns of each part of a key. Parts end where values do that are the first numbers of the keys."""
+    latent, widest = call.params.latent, call.tiling.widest_part
+    if latent:
+        yield from columns(latent, widest)
+    if latent < head_dim:
+        yield from columns(head_dim - latent, widest, latent)
 
 
 def program(call: Call, inputs: Inputs, *outputs):
@@ -78,7 +88,7 @@ def program(call: Call, inputs: Inputs, *outputs):
             mask=both(rows.used[:, None], inside),
             other=0.0,
         )
-        for cols, inside in columns(inputs.q.shape[-1], call.tiling.widest_part)
+        for cols, inside in key_columns(call, inputs.q.shape[-1])
     ]
     walk = _Walk(call, inputs, rows, head, [part.astype(call.compute_dtype) for part in q_parts])
     highest, total, weighted = walk.run()
@@ -89,7 +99,7 @@ def program(call: Call, inputs: Inputs, *outputs):
     # Splits that a row sees nothing of are not read again: their weight says so.
     stored = rows.used if call.ragged else rows.inside
     kept = stored & some if where else stored
-    for (cols, inside), part in zip(columns(inputs.v.shape[-1], call.tiling.widest_part), weighted, strict=True):
+    for (cols, inside), part in zip(columns(call.v_dim, call.tiling.widest_part), weighted, strict=True):
         plgpu.store(
             out_ref.at[(*where, rows.token[:, None], rows.head[:, None], cols[None, :])],
             jnp.where(rows.used[:, None], part * inverse[:, None], 0.0).astype(out_ref.dtype),
@@ -192,7 +202,7 @@ class _Walk:
             here = self.rows.split == 0
             highest = jnp.where(here, sink.astype(jnp.float32) * LOG2_E, highest)
             total = jnp.where(here, 1.0, total)
-        widths = [size for _, size in parts_of(self.inputs.v.shape[-1], self.call.tiling.widest_part)]
+        widths = [size for _, size in parts_of(self.call.v_dim, self.call.tiling.widest_part)]
         return highest, total, tuple(jnp.zeros((row_tile, width), jnp.float32) for width in widths)
 
     def _tile(self, masked: bool, index, carry):
@@ -201,10 +211,10 @@ class _Walk:
         token = index * self.call.tiling.key_tile + jax.lax.iota(jnp.int32, self.call.tiling.key_tile)
         held = (token >= rows.low) & (token < rows.high) if masked else None
         place = self._place(token, held)
-        logits = sum(
-            self._dot(q, self._read(self.inputs.k, place, held, *column), 1)
-            for q, column in zip(self.q_parts, self._columns(self.inputs.k), strict=True)
-        )
+        keys, logits = [], 0
+        for q, column in zip(self.q_parts, key_columns(self.call, self.inputs.k.shape[-1]), strict=True):
+            keys.append(self._read(self.inputs.k, place, held, *column))
+            logits += self._dot(q, keys[-1], 1)
         k_scale = self._scale(self.inputs.k_scale, place, held)
         factor = params.scale if params.softcap else params.scale * LOG2_E
         logits *= factor if k_scale is None else k_scale * factor
@@ -220,18 +230,22 @@ class _Walk:
         weights = jnp.exp2(logits - new[:, None])
         old = jnp.exp2(highest - new)
         total = total * old + jnp.sum(weights, axis=1)
-        v_scale = self._scale(self.inputs.v_scale, place, held)
+        v_scale = k_scale if params.latent else self._scale(self.inputs.v_scale, place, held)
         if v_scale is not None:
             weights *= v_scale * self.call.v_factor
         weights = weights.astype(self.dtype)
         weighted = tuple(
-            part * old[:, None] + self._dot(weights, self._read(self.inputs.v, place, held, *column), 0)
-            for part, column in zip(weighted, self._columns(self.inputs.v), strict=True)
+            part * old[:, None] + self._dot(weights, values, 0)
+            for part, values in zip(weighted, self._values(keys, place, held), strict=True)
         )
         return new, total, weighted
 
-    def _columns(self, ref):
-        return columns(ref.shape[-1], self.call.tiling.widest_part)
+    def _values(self, keys, place, held):
+        """The parts of a tile's values, which are the first ones of its keys where they are not read."""
+        parts = columns(self.call.v_dim, self.call.tiling.widest_part)
+        if self.call.params.latent:
+            return keys[: len(list(parts))]
+        return (self._read(self.inputs.v, place, held, *column) for column in parts)
 
     def _place(self, token, held):
         """Block and offset of each token; block 0 where there is nothing to read."""

@@ -88,6 +88,19 @@ def test_extreme_rows_stay_finite_and_a_row_of_zeros_is_zero(kv_format, impl):
     assert not got[4].any()
 
 
+@pytest.mark.parametrize("impl", ["xla", "triton-interpreted"])
+@pytest.mark.parametrize("kv_format", ["bfloat16", "int8"])
+def test_keys_that_hold_their_values_are_all_that_is_written(kv_format, impl):
+    rng = np.random.default_rng(0)
+    before = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), abstract_pages(kv_format, (2, 5, 4, 1), 14, 0))
+    keys = jnp.asarray(rng.normal(size=(6, 1, 14)), jnp.float32)
+    after = kv_append(before, 1, jnp.asarray(SLOTS), keys, keys[..., :0], "cpu", impl)
+    assert after.latent
+    got, real = plain_rows(after.k, after.k_scale), SLOTS > 0
+    np.testing.assert_allclose(got[1, SLOTS // 4, SLOTS % 4][real], np.asarray(keys)[real], atol=0.02)
+    assert (got[0] == 1).all()
+
+
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_donated_pages_are_written_in_place(kv_format):
     pages, (keys, values) = pages_of(kv_format), new_rows()

@@ -5,6 +5,8 @@ The interpreter lets copies arrive as late as they may, fills fresh memory with 
 and loads.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,13 +15,16 @@ from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import DispatchError, choose
 from pallas_kernels.paged_attention import mosaic_tpu
-from pallas_kernels.paged_attention.cases import BLOCK_SIZES, CASES, HEAD_DIMS, HEADS, KV_FORMATS, Case
+from pallas_kernels.paged_attention.cases import BLOCK_SIZES, CASES, HEAD_DIMS, HEADS, KV_FORMATS, LATENT_CASES, Case
 from pallas_kernels.paged_attention.mosaic_tpu_sizes import TILE_TOKENS, tiling_for
 from pallas_kernels.paged_attention.op import IMPLEMENTATIONS, RAGGED_IMPLEMENTATIONS
 from tests.pallas_kernels.problems import LAYER, Problem, close
 
 IMPL = "mosaic_tpu-interpreted"
-FACTS = {"head_dim": 128, "v_head_dim": 128, "dtype": "bfloat16", "kv_format": "bfloat16", "pool_codes": 1 << 20}
+FACTS = {
+    **{"head_dim": 128, "v_head_dim": 128, "latent": 0, "dtype": "bfloat16", "kv_format": "bfloat16"},
+    "pool_codes": 1 << 20,
+}
 SERVED_FORMATS = [name for name in KV_FORMATS if name != "float16"]
 # Each compiles a program of a thousand small operations: these cross each branch once, a slow sweep takes the rest.
 QUICK = (
@@ -29,6 +34,8 @@ QUICK = (
     "verify-tree-window-sinks",
     "prefill-past-window",
 )
+SLOW_LATENTS = ((1, "fp8_e4m3"), (2, "bfloat16"), (3, "int8"))
+LATENTS = {case.name.removeprefix("latent-"): case for case in LATENT_CASES}
 
 
 def is_right(problem: Problem) -> None:
@@ -72,6 +79,19 @@ def test_every_head_width(widths):
 def test_a_lone_head_is_read_without_its_axis(kv_format):
     case = Case("lone", (300, 0, 37), (2, 0, 1), 4, 1, 64, 48, block_size=32, window=150, sinks=True)
     Problem(case, "bfloat16", kv_format=kv_format).assert_decode_is_right(impl=IMPL)
+
+
+@pytest.mark.parametrize("name", marked(LATENTS, ["verify", "prefill"]))
+def test_values_that_are_a_part_of_the_keys(name):
+    is_right(Problem(replace(LATENTS[name], name=name)))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "kv_format"), [(1, "int8"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW_LATENTS)]
+)
+def test_latents_in_narrow_formats_and_of_several_heads(kv_heads, kv_format):
+    case = Case("latent", (300, 0, 37), (2, 0, 1), 6, kv_heads, 72, 0, block_size=32, window=150, sinks=True, latent=48)
+    is_right(Problem(case, "bfloat16", kv_format=kv_format))
 
 
 @pytest.mark.parametrize("heads", marked(HEADS, [(8, 1)]), ids=str)

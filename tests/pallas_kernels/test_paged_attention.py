@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every case, implementation by implementation, against the reference, with NaN in all memory that nobody owns."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -68,11 +70,19 @@ def test_values_that_are_a_part_of_the_keys(case, impl):
     Problem(case).assert_ragged_is_right(num_padding=5, impl=impl)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_kernels_that_know_no_latents_are_not_chosen(platform):
-    problem = Problem(LATENT_CASES[0])
-    with pytest.raises(DispatchError, match="only if asked for by name"):
-        decode_attention(problem.q, problem.pages, LAYER, problem.uniform(), problem.params, platform)
+def test_values_that_are_a_part_of_the_keys_have_no_pages_of_their_own():
+    latent, plain = Problem(LATENT_CASES[0]), Problem(CASES[0])
+    for problem, params, message in (
+        (
+            latent,
+            replace(latent.params, latent=0),
+            "latent=0 numbers of a key of 14 .* none of their own",
+        ),
+        (latent, replace(latent.params, latent=15), "latent=15 numbers of a key of 14"),
+        (plain, replace(plain.params, latent=8), "latent=8 numbers of a key of 16 .* pages that have values"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decode_attention(problem.q, problem.pages, LAYER, problem.uniform(), params, "cpu")
 
 
 ROW = st.tuples(st.integers(0, 9), st.integers(0, 70))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.dispatch import DispatchError, choose
-from pallas_kernels.paged_attention.cases import BLOCK_SIZES, CASES, HEAD_DIMS, HEADS, KV_FORMATS, Case
+from pallas_kernels.paged_attention.cases import BLOCK_SIZES, CASES, HEAD_DIMS, HEADS, KV_FORMATS, LATENT_CASES, Case
 from pallas_kernels.paged_attention.op import (
     IMPLEMENTATIONS,
     RAGGED_IMPLEMENTATIONS,
@@ -22,7 +22,10 @@ from pallas_kernels.triton_arrays import parts_of
 from tests.pallas_kernels.problems import Problem, close
 
 IMPL = "triton-interpreted"
-FACTS = {"head_dim": 128, "v_head_dim": 128, "dtype": "bfloat16", "kv_format": "bfloat16", "pool_codes": 1 << 20}
+FACTS = {
+    **{"head_dim": 128, "v_head_dim": 128, "latent": 0, "dtype": "bfloat16", "kv_format": "bfloat16"},
+    "pool_codes": 1 << 20,
+}
 
 
 def both_are_right(problem: Problem) -> None:
@@ -76,6 +79,31 @@ def test_every_head_width_ratio_of_heads_and_block_size(widths, heads, block_siz
         problem.assert_decode_is_right(impl=IMPL)
     else:
         problem.assert_ragged_is_right(impl=IMPL)
+
+
+@pytest.mark.parametrize("case", LATENT_CASES, ids=lambda case: case.name)
+def test_values_that_are_a_part_of_the_keys(case):
+    if case.name.startswith("latent-prefill"):
+        Problem(case).assert_ragged_is_right(impl=IMPL)
+    else:
+        Problem(case).assert_decode_is_right(impl=IMPL)
+
+
+# A rank of several parts, and what lies beside it; rows of more heads than a tile, and a past of more than one split.
+WIDE_LATENTS = Case("wide", (1500, 0, 40), (1, 0, 1), 40, 1, 576, 0, block_size=64, latent=512)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_format"), [("bfloat16", "bfloat16"), ("float16", "fp8_e4m3"), ("float32", "int8")]
+)
+def test_latents_as_wide_as_models_have_them(dtype, kv_format):
+    Problem(WIDE_LATENTS, dtype, kv_format=kv_format).assert_decode_is_right(impl=IMPL)
+
+
+def test_one_scale_of_the_latents_is_that_of_keys_and_values():
+    problem = Problem(Case("scale", (37, 150), (2, 1), 6, 1, 14, 0, window=60, latent=10), kv_format="int8")
+    problem.pages = problem.pages.replace(k_scale=jnp.asarray([[jnp.nan], [0.03]], jnp.float32))
+    both_are_right(problem)
 
 
 def test_a_chunk_longer_than_a_piece_has_tiles_that_need_no_mask():
@@ -179,6 +207,7 @@ def test_what_the_kernel_does_not_serve_is_an_error_and_not_a_slow_answer(table)
     for facts, message in (
         ({"dtype": "float64"}, r"dtype=float64 of the queries is none of \('bfloat16', 'float16', 'float32'\)"),
         ({"head_dim": 320}, "a head of 320 numbers is above the 256"),
+        ({"head_dim": 704, "latent": 640}, "a head of 704 numbers is above the 640"),
         ({"kv_format": "int8", "pool_codes": 3 << 30}, "3221225472 codes of a byte lie between 2 and 4 GiB"),
     ):
         with pytest.raises(DispatchError, match=message + ".*xla: on cuda it runs only if asked for.*impl='xla'"):
