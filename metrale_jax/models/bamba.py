@@ -96,4 +96,6 @@ FAMILY = Family(
         "mamba_conv_bias": True,
         "mamba_proj_bias": False,
     },
+    # What transformers takes it for, whatever the file says.
+    only={"partial_rotary_factor": (0.5,), "sliding_window": ()},
 )

@@ -14,6 +14,8 @@ from metrale_jax.models.decoder_specs import linear_specs
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.sharding import axes
 
+# The convolution before the rule has no other activation; transformers gives it the feed-forward layers'.
+ONLY = {"hidden_act": ("silu", "swish"), "sliding_window": (), "use_sliding_window": (False,)}
 KINDS = ("linear_attention", "full_attention")
 
 

@@ -145,4 +145,5 @@ FAMILY = Family(
         "ssm_in_multiplier": 1.0,
         "ssm_out_multiplier": 1.0,
     },
+    only={"sliding_window": (), "mamba_use_mlp": (True,)},
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from metrale_jax.core.errors import ConfigError, MetraleError
+from metrale_jax.models.config_fields import dtype_of, refuse_what_is_not_honoured
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.rope_config import parse_rope, rope_params
@@ -38,7 +39,8 @@ class GgufRules:
 class Family:
     """A plug-in: `defaults` are the config class's own for fields a file may leave out; `gguf` is None where no GGUF is
     read, `quantised` lists the `quant_method`s whose files are, and `text_config` is the field under which files of a
-    model that also sees or hears keep the text's fields."""
+    model that also sees or hears keep the text's fields. `only` has the values of fields at which a model is what
+    `describe` says, whether that reads them or not."""
 
     name: str
     describe: Callable[[RawConfig], Description]
@@ -47,13 +49,18 @@ class Family:
     quantised: tuple[str, ...] = ()
     ignored: tuple[str, ...] = field(default=(r".*rotary_emb\.inv_freq",))
     text_config: str = ""
+    only: Mapping[str, tuple] = field(default_factory=dict)
 
 
 def described(family: Family, raw: RawConfig) -> Description:
     """The family's description of a raw config. Raises `ConfigError`, also where a field is of a type that no family
-    expects there."""
+    expects there, or says what the family does not do."""
+    from metrale_jax.models.registry import ARCHITECTURES
+
     try:
-        return family.describe(raw)
+        description = family.describe(raw)
+        refuse_what_is_not_honoured(raw, family.only, family.name, set(ARCHITECTURES.values()))
+        return description
     except MetraleError:
         raise
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -95,7 +102,14 @@ def flat_rope(raw: RawConfig, default_theta: float = 10_000.0) -> RopeConfig:
 
 
 def either(raw: RawConfig, *keys: str) -> str:
-    """The first of `keys` that the config has, the last if it has none of them."""
+    """The first of `keys` that the config has, the last if it has none of them. Raises `ConfigError` if it has several
+    that differ."""
+    given = [key for key in keys if key in raw.given]
+    if len({str(raw.given[key]) for key in given}) > 1:
+        told = ", ".join(f"{key}={raw.given[key]!r}" for key in given)
+        raise ConfigError(f"{told} in {raw.origin} are two names of one field and differ; correct either.")
+    for key in keys:
+        raw.read.add(key)
     return next((key for key in keys if raw.get(key) is not None), keys[-1])
 
 
@@ -138,12 +152,7 @@ def layered_config(raw: RawConfig, family: str, layers: Sequence[LayerConfig], *
         layers=tuple(layers),
         eos_token_ids=eos,
         bos_token_id=bos[0] if bos else -1,
-        dtype=_dtype(raw),
+        dtype=dtype_of(raw),
         **{name: read() for name, read in facts.items() if name not in changes},
         **changes,
     )
-
-
-def _dtype(raw: RawConfig) -> str:
-    name = raw.get("dtype", raw.get("torch_dtype", "float32"))
-    return str(name).removeprefix("torch.")

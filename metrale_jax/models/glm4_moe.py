@@ -59,10 +59,11 @@ def drafting_layers(raw: RawConfig) -> tuple[str, ...]:
 
 
 def _num_dense(raw: RawConfig) -> int:
-    count = raw.get("first_k_dense_replace")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+    count, most = raw.get("first_k_dense_replace"), raw.positive("num_hidden_layers")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= most:
         raise ConfigError(
-            f"first_k_dense_replace={count!r} in {raw.origin} is not a number of layers; correct the config."
+            f"first_k_dense_replace={count!r} in {raw.origin} is not a number of layers from 0 to {most}; correct the "
+            "config."
         )
     return count
 
@@ -90,4 +91,5 @@ FAMILY = Family(
         "use_qk_norm": False,
         "num_nextn_predict_layers": 1,
     },
+    only={"scoring_func": ("sigmoid",)},
 )

@@ -120,6 +120,7 @@ FAMILY = Family(
     name="gpt_oss",
     describe=describe,
     quantised=("mxfp4",),
+    only={"norm_topk_prob": (True,), "hidden_act": ("silu",)},
     defaults={
         "num_key_value_heads": 8,
         "head_dim": 64,

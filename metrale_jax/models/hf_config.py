@@ -10,15 +10,19 @@ from metrale_jax.core.errors import ConfigError
 class RawConfig:
     """Fields of a config.json (or of a GGUF header spelled alike), over a family's documented defaults.
 
-    A field that is absent from both, or null where a number is needed, is an error that names it.
+    A field that is absent from both, or null where a number is needed, is an error that names it. `given` are those of
+    the file, `read` those that somebody has asked for.
     """
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], origin: str):
-        self.values = {**defaults, **{key: value for key, value in values.items() if value is not None}}
+        self.given = {key: value for key, value in values.items() if value is not None}
+        self.defaults, self.values = defaults, {**defaults, **self.given}
         self.origin = origin
+        self.read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The field, or `default` where it is absent or null."""
+        self.read.add(key)
         return self.values.get(key, default)
 
     def positive(self, key: str) -> int:
@@ -56,14 +60,14 @@ class RawConfig:
 
     def table(self, key: str) -> Mapping[str, Any]:
         """A JSON object; empty where the field is absent."""
-        value = self.values.get(key) or {}
+        value = self.get(key) or {}
         if not isinstance(value, Mapping):
             raise self._wrong(key, value, "an object")
         return value
 
     def token_ids(self, key: str, vocab_size: int | None = None) -> tuple[int, ...]:
         """One id or a list of them, from 0 and below `vocab_size` where that is given; empty where it is absent."""
-        value = self.values.get(key)
+        value = self.get(key)
         listed = [] if value is None else value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
             raise self._wrong(key, value, "a token id or a list of them")
@@ -72,7 +76,7 @@ class RawConfig:
         return tuple(listed)
 
     def _required(self, key: str, expected: str) -> Any:
-        if self.values.get(key) is None:
+        if self.get(key) is None:
             raise ConfigError(f"{self.origin} has no field {key!r}, which must be {expected}; add it.")
         return self.values[key]
 

@@ -17,7 +17,7 @@ from metrale_jax.layers.mla import MlaConfig, MlaParams
 from metrale_jax.layers.moe import MoeConfig, RouterConfig
 from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs, linear_specs, mlp_specs, with_norms
-from metrale_jax.models.delta_specs import KINDS, flattened, kinds, numbers_spec, rows_spec, taps_spec
+from metrale_jax.models.delta_specs import KINDS, ONLY, flattened, kinds, numbers_spec, rows_spec, taps_spec
 from metrale_jax.models.family import Description, Family, either, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
@@ -81,9 +81,14 @@ def _mla(raw: RawConfig) -> MlaConfig:
             f"q_lora_rank={raw.get('q_lora_rank')!r} or attention_bias in {raw.origin} is not supported; Kimi Linear's "
             "checkpoints have neither."
         )
-    own, shared = raw.positive("qk_nope_head_dim"), raw.positive("qk_rope_head_dim")
+    own, shared, heads = (raw.positive(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "num_attention_heads"))
+    if raw.get("num_key_value_heads", heads) != heads:
+        raise ConfigError(
+            f"num_key_value_heads={raw.get('num_key_value_heads')!r} in {raw.origin} is not num_attention_heads="
+            f"{heads}: a latent is widened for each head; correct either."
+        )
     return MlaConfig(
-        num_heads=raw.positive("num_attention_heads"),
+        num_heads=heads,
         rank=raw.positive("kv_lora_rank"),
         own_dim=own,
         shared_dim=shared,
@@ -95,15 +100,28 @@ def _mla(raw: RawConfig) -> MlaConfig:
 def _mixer_types(raw: RawConfig) -> list[str]:
     nested: Mapping[str, Any] = raw.table("linear_attn_config")
     count = raw.positive("num_hidden_layers")
-    full = nested.get("full_attn_layers")
-    if full is None:
+    full, delta = nested.get("full_attn_layers"), nested.get("kda_layers")
+    if full is None and delta is None:
         return kinds(raw, [KINDS[bool(index) and index % 4 == 0] for index in range(count)])
     # Counted from one.
-    return [KINDS[index + 1 in full] for index in range(count)]
+    if not (isinstance(full, list) and isinstance(delta, list)) or sorted(full + delta) != list(range(1, count + 1)):
+        raise ConfigError(
+            f"full_attn_layers={full!r} and kda_layers={delta!r} in linear_attn_config of {raw.origin} do not list "
+            f"each layer from 1 to {count} once; correct the config."
+        )
+    found = [KINDS[index + 1 in full] for index in range(count)]
+    if kinds(raw, found) != found:
+        raise ConfigError(f"layer_types in {raw.origin} contradicts full_attn_layers={full!r}; correct either.")
+    return found
 
 
 def _mlp_types(raw: RawConfig) -> list[str]:
     count, dense = raw.positive("num_hidden_layers"), raw.get("first_k_dense_replace", 1)
+    if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= count:
+        raise ConfigError(
+            f"first_k_dense_replace={dense!r} in {raw.origin} is not a number of layers from 0 to {count}; correct the "
+            "config."
+        )
     found = raw.get("mlp_layer_types") or ["dense" if index < dense else "sparse" for index in range(count)]
     if len(found) != count or not set(found) <= {"dense", "sparse"}:
         raise ConfigError(
@@ -201,4 +219,5 @@ FAMILY = Family(
         "linear_num_heads": 32,
         "linear_conv_kernel_dim": 4,
     },
+    only={**ONLY, "moe_router_activation_func": ("sigmoid",), "mla_use_nope": (True,), "moe_layer_freq": (1,)},
 )

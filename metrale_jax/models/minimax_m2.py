@@ -60,4 +60,12 @@ FAMILY = Family(
         "num_local_experts": 256,
         "num_experts_per_tok": 8,
     },
+    only={
+        "scoring_func": ("sigmoid",),
+        "use_qk_norm": (True,),
+        "qk_norm_type": ("per_layer",),
+        "use_routing_bias": (True,),
+        "shared_intermediate_size": (0,),
+        "norm_topk_prob": (True,),
+    },
 )

@@ -54,4 +54,5 @@ FAMILY = Family(
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+    only={"norm_topk_prob": (True,)},
 )

@@ -152,6 +152,8 @@ FAMILY = Family(
         "use_bias": False,
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "routed_scaling_factor": 1.0,
         "n_group": 1,
@@ -159,4 +161,6 @@ FAMILY = Family(
         "norm_topk_prob": True,
     },
     ignored=(r"mtp\..*",),
+    # Attention has no biases and no window in transformers either, whatever its config says.
+    only={"attention_bias": (False,), "sliding_window": ()},
 )

@@ -10,7 +10,7 @@ from metrale_jax.core.config import AttentionConfig, LayerConfig, ModelConfig
 from metrale_jax.layers.gated_delta import GatedDeltaConfig
 from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs, dense_layer, mlp_specs, with_norms
-from metrale_jax.models.delta_specs import DeltaNames, delta_heads, every_nth, gated_delta_specs, kinds
+from metrale_jax.models.delta_specs import ONLY, DeltaNames, delta_heads, every_nth, gated_delta_specs, kinds
 from metrale_jax.models.family import Description, Family, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.qwen3_next import dense
@@ -94,4 +94,5 @@ FAMILY = Family(
         "linear_conv_kernel_dim": 4,
         "linear_allow_neg_eigval": True,
     },
+    only=ONLY,
 )

@@ -10,7 +10,7 @@ from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
 from metrale_jax.models.delta_specs import DeltaNames
 from metrale_jax.models.family import Description, Family, layered_config
 from metrale_jax.models.hf_config import RawConfig
-from metrale_jax.models.qwen3_next import DEFAULTS, IGNORED, hybrid_layers, hybrid_specs, norms_from_one
+from metrale_jax.models.qwen3_next import DEFAULTS, IGNORED, ONLY, hybrid_layers, hybrid_specs, norms_from_one
 
 
 def describe(raw: RawConfig) -> Description:
@@ -49,4 +49,5 @@ FAMILY = Family(
     defaults=DEFAULTS | {"num_key_value_heads": 4},
     ignored=IGNORED,
     text_config="text_config",
+    only=ONLY,
 )

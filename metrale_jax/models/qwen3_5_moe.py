@@ -5,7 +5,7 @@ from metrale_jax.models.decoder_specs import decoder_specs
 from metrale_jax.models.family import Description, Family, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.qwen3_5 import plain_names, text_names
-from metrale_jax.models.qwen3_next import DEFAULTS, IGNORED, hybrid_layers, hybrid_specs
+from metrale_jax.models.qwen3_next import DEFAULTS, IGNORED, ONLY, hybrid_layers, hybrid_specs
 
 
 def describe(raw: RawConfig) -> Description:
@@ -28,4 +28,5 @@ FAMILY = Family(
     },
     ignored=IGNORED,
     text_config="text_config",
+    only=ONLY,
 )

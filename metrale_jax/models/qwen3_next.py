@@ -7,6 +7,7 @@ from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig, Mod
 from metrale_jax.layers.delta_rule import DeltaHeads
 from metrale_jax.layers.gated_delta import GatedDeltaConfig
 from metrale_jax.layers.moe import MoeConfig, RouterConfig
+from metrale_jax.models import delta_specs
 from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import (
     DecoderNames,
@@ -48,6 +49,7 @@ DEFAULTS = {
     "linear_num_value_heads": 32,
     "full_attention_interval": 4,
 }
+ONLY = {**delta_specs.ONLY, "attn_output_gate": (True,), "scoring_func": ("softmax",)}
 IGNORED = (r".*rotary_emb\.inv_freq", r"mtp\..*", r"model\.visual\..*")
 
 
@@ -146,4 +148,5 @@ FAMILY = Family(
         "norm_topk_prob": True,
     },
     ignored=IGNORED,
+    only=ONLY,
 )
