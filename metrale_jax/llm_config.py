@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.option_types import refuse_wrong_types
 from metrale_jax.engine.disk import DiskStore
 from metrale_jax.engine.settings import EngineConfig, within_pool
 from metrale_jax.engine.tiers import Tier
@@ -67,9 +68,12 @@ class LLMConfig:
     executables: str | Path | None = None
     tensor_parallel: int = 1
 
+    def __post_init__(self):
+        refuse_wrong_types(self)
+
 
 def llm_config(options: Mapping[str, Any]) -> LLMConfig:
-    """The config of these options. Raises `ConfigError` for a name that is none."""
+    """The config of these options. Raises `ConfigError` for a name that is none, or a value of another type."""
     known = {field.name for field in fields(LLMConfig)}
     unknown = sorted(set(options) - known)
     if unknown:

@@ -26,6 +26,7 @@ from metrale_jax.checkpoint.place import Place, load_params, sharded_placer
 from metrale_jax.checkpoint.plan import load_plan
 from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.errors import ConfigError, TextError
+from metrale_jax.core.option_types import refuse_wrong_types
 from metrale_jax.devices import devices_for
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.loading import Checkpoint, open_checkpoint
@@ -105,6 +106,9 @@ class RunOptions:
     num_pending: int = 0
     state_max_norm: float = 0.0
     state_norm_tokens: int = 4096
+
+    def __post_init__(self):
+        refuse_wrong_types(self)
 
 
 def load_model(

@@ -4,6 +4,7 @@
 from dataclasses import dataclass, replace
 
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.option_types import refuse_wrong_types
 from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy
 from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
@@ -48,6 +49,7 @@ class EngineConfig:
                 raise ConfigError(f"{name}={value!r} is not an integer above 0; give a count.")
             if value > MOST.get(name, value):
                 raise ConfigError(f"{name}={value} is above {MOST[name]}, the most of one engine; give less.")
+        refuse_wrong_types(self)
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} is not a power of two; use 16, 32 or 64.")
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options are what their annotations say: one check for every field of a config dataclass."""
+
+import types
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from metrale_jax.core.errors import ConfigError
+
+_WORDS = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    types.NoneType: "None",
+}
+
+
+def refuse_wrong_types(config: Any) -> None:
+    """Nothing; raises `ConfigError` for a field of a config dataclass that is of none of the types it is annotated
+    with. A truth is no number, and an integer is one."""
+    hints = get_type_hints(type(config))
+    for field in fields(config):
+        value, kinds = getattr(config, field.name), _kinds(hints[field.name])
+        if not any(_is(value, kind) for kind in kinds):
+            words = " or ".join(_WORDS.get(kind, f"a {kind.__name__}") for kind in kinds)
+            raise ConfigError(f"{field.name}={value!r} is not {words}; give one.")
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
