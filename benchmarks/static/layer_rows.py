@@ -395,7 +395,7 @@ def _expert_sizes(model: str, num_rows: int, activation: Activation, bias: bool 
 
 # Tiles of rows are cut, and an answer of zeros is begun, by programs of XLA's. A TPU's rows are laid out by tiles of 16
 # at the least, one row of which may be real, and are read again for each piece of a weight.
-CUDA_EXPERTS = MappingProxyType({"min_blocks": 2, "max_kernels": 11})
+CUDA_EXPERTS = MappingProxyType({"min_blocks": 2, "max_kernels": 8})
 TPU_EXPERTS = MappingProxyType({"most_bytes": 1.15})
 
 
@@ -415,8 +415,13 @@ def _expert_rows() -> Iterator[Row]:
                     yield row(dtype, sizes, dtype == "bfloat16" and num_rows == 64 and bool(sizes.activation))
             for sizes in _expert_sizes("mixtral-8x7b", num_rows, SWIGLU):
                 yield row("bfloat16", sizes)
-            # 2880 inputs are no whole tiles of a TPU's.
-            for sizes in _expert_sizes("gpt-oss-20b", num_rows, CLAMPED, True) if platform == "cuda" else ():
+            if platform != "cuda":
+                continue
+            # 2880 inputs are no whole tiles of a TPU's; the larger model's weights are just under 4 GiB.
+            for model in ("gpt-oss-20b", "gpt-oss-120b"):
+                for sizes in _expert_sizes(model, num_rows, CLAMPED, True):
+                    yield row("bfloat16", sizes)
+            for sizes in _expert_sizes("qwen3-next-80b-a3b", num_rows, SWIGLU):
                 yield row("bfloat16", sizes)
         yield row("bfloat16", ExpertSizes(64, 32, 2048, 2048, SWIGLU, bias=True))
 

@@ -47,7 +47,6 @@ def grouped_matmul(
     facts = {
         "dtype": x.dtype,
         "weight_dtype": weights.dtype,
-        "weight_bytes": weights.size * weights.dtype.itemsize,
         "depth": depth,
         "out_width": width // 2 if activation and activation.gated else width,
     }

@@ -28,11 +28,16 @@ def cut(group_sizes: Int[Array, " E"], num_rows: int, tile: int) -> Tiles:
     """The tiles, of up to `tile` rows, of groups that have `num_rows` rows together at most."""
     num_experts = group_sizes.shape[0]
     index = jnp.arange(max(1, most_tiles(num_rows, num_experts, tile)), dtype=jnp.int32)
-    ends = jnp.cumsum(group_sizes)
     needed = (group_sizes + tile - 1) // tile
-    last = jnp.cumsum(needed)
-    expert = jnp.minimum(jnp.searchsorted(last, index, side="right").astype(jnp.int32), num_experts - 1)
+    ends, last = _running_sums(group_sizes), _running_sums(needed)
+    expert = jnp.minimum(jnp.sum(last <= index[:, None], axis=1, dtype=jnp.int32), num_experts - 1)
     start = ends[expert] - group_sizes[expert] + (index - last[expert] + needed[expert]) * tile
     real = index < last[-1]
     end = jnp.where(real, jnp.minimum(start + tile, ends[expert]), 0)
     return Tiles(expert, jnp.where(real, start, 0), end, last[-1:])
+
+
+def _running_sums(counts: Int[Array, " E"]) -> Int[Array, " E"]:
+    """The cumulative sums of a few hundred counts, all at once: one program where a scan is several."""
+    index = jnp.arange(counts.shape[0])
+    return jnp.sum(jnp.where(index <= index[:, None], counts, 0), axis=1)
