@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, flock
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from metrale_jax.core.errors import ConfigError
-from metrale_jax.engine.saved_file import read_saved, write_saved
+from metrale_jax.engine.saved_file import SavedFileGone, read_saved, write_saved
 
 LOG = logging.getLogger(__name__)
 STATE = "state"
@@ -114,14 +114,17 @@ class DiskStore:
                 return None
             if header != self._header(kind, digest):
                 raise ConfigError(f"state file {str(path)!r} is another's; it is not used.")
-            os.utime(path)
-            return arrays
-        except (ConfigError, OSError) as error:
-            if path.exists():
-                self._tell(error)
-                self._delete([name])
+        except SavedFileGone:
+            self._forget(name)  # another process had no more room for it
+            return None
+        except ConfigError as error:
+            self._tell(error)
+            self._delete([name])
             self._forget(name)
             return None
+        with suppress(OSError):
+            os.utime(path)
+        return arrays
 
     def clear(self) -> None:
         """Deletes all entries that this process knows of."""

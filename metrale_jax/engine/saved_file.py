@@ -22,6 +22,10 @@ from metrale_jax.core.errors import ConfigError
 FORMAT = 1
 
 
+class SavedFileGone(ConfigError):
+    """A file that is not there."""
+
+
 def write_saved(path: Path, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> int:
     """Bytes of the file now at `path`. `header` is plain JSON. Raises `ConfigError` for a path that cannot be
     written."""
@@ -57,7 +61,8 @@ def read_saved(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
                 raise ValueError("its digest is another")
             arrays = [_array_of(one, facts) for one, facts in zip(raw, described, strict=True)]
     except OSError as error:
-        raise ConfigError(f"state file {str(path)!r} cannot be read ({error}); check the path.") from None
+        kind = SavedFileGone if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"state file {str(path)!r} cannot be read ({error}); check the path.") from None
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"state file {str(path)!r} is not what was saved ({error}); save it again.") from None
     return header, arrays
