@@ -46,7 +46,7 @@ TINY = {
     "grouped_matmul": ExpertSizes(6, 3, 64, 32, SWIGLU),
 }
 # Entries that give storage as several results.
-SPREAD = ("gated_delta", "gated_delta_ragged", "conv_rows")
+SPREAD = ("gated_delta", "conv_rows")
 
 
 def _row(entry: str, dtype: str, kept: str, sizes: Any) -> Row:
@@ -196,8 +196,9 @@ def _answer(entry: str, found: Any) -> tuple:
     if entry == "grouped_matmul":
         return (found,)
     if entry == "gated_delta_ragged":
-        found = found[0], *found[1]
-    kept = found[1] if entry in SPREAD else found[1].matrix
+        kept, _ = found[1]
+    else:
+        kept = found[1] if entry in SPREAD else found[1].matrix
     return found[0], kept[LAYER, 1:]
 
 

@@ -37,11 +37,12 @@ from metrale_jax.llm_config import (
     run_options,
     warn_of_a_cold_cache,
 )
+from metrale_jax.process_memory import release_freed_memory
 from metrale_jax.progress import TerminalProgress, compiling, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.rules import RuleCompiler
-from metrale_jax.runtime import LoadedModel, load_model, profiled, release_freed_memory, use_compile_cache
+from metrale_jax.runtime import LoadedModel, load_model, profiled, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.saved_answers import carry_on, fingerprint, load_saved, save_request
 from metrale_jax.steps.build import Steps
@@ -53,10 +54,9 @@ Prompt = str | Sequence[int]
 class LLM:
     """A loaded model that answers.
 
-    `model` is an alias (`smollm2-135m`, `gemma3-270m`), a Hugging Face directory, a .gguf file or a hub id; the options
-    are the fields of `LLMConfig`. `progress` shows download, load, compile and generate on stderr. `device` is JAX's
-    first by default, or several that share the model. `on_finish(request)` is called when a request ends, as `Engine`
-    says. Raises `MetraleError`s.
+    `model` is an alias (`smollm2-135m`, `gemma3-270m`), a Hugging Face directory, a .gguf file or a hub id; options are
+    the fields of `LLMConfig`. `progress` shows load, compile and generate on stderr. `device` is JAX's first or several
+    that share the model. `on_finish(request)` is called when one ends, as `Engine` says. Raises `MetraleError`s.
     """
 
     def __init__(

@@ -5,10 +5,7 @@ This and what stands on it (`LLM`, the command line) are the composition root: d
 own settings are looked at here and passed down as values.
 """
 
-import ctypes
-import gc
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -33,6 +30,7 @@ from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import DecoderParams, Model, make_model
 from metrale_jax.models.family import Description
 from metrale_jax.models.tensor_parallel import shared
+from metrale_jax.process_memory import quiet_memory
 from metrale_jax.progress import Progress, silent
 from metrale_jax.sharding.rules import make_mesh, named_sharding
 from metrale_jax.state.formats import StateFormats
@@ -128,7 +126,7 @@ def load_model(
         name, cache_dir or default_cache_dir(), progress=lambda done, total: progress("download", done, total)
     )
     checkpoint = open_checkpoint(path)
-    with _quiet_memory(), closing(checkpoint.source):
+    with quiet_memory(), closing(checkpoint.source):
         load_plan(checkpoint.specs, checkpoint.source, checkpoint.ignored)
         devices = devices_for(device, 1)
         device, mesh = devices[0], make_mesh(devices, tensor=len(devices)) if len(devices) > 1 else None
@@ -207,30 +205,6 @@ def profiled(directory: Path) -> Iterator[None]:
         yield
     finally:
         jax.profiler.stop_trace()
-
-
-@contextmanager
-def _quiet_memory() -> Iterator[None]:
-    """A load during which nothing is collected, and after which what compiling and reading freed goes to the system.
-
-    Tracing makes hundreds of thousands of objects that live on; each full collection would walk them all.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-        release_freed_memory()
-
-
-def release_freed_memory() -> None:
-    """Nothing; memory that was freed leaves the process. The C library keeps it otherwise, in an arena per thread."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own; other C libraries keep little
-        if trim is not None:
-            trim(0)
 
 
 def chosen_dtype(dtype: str | None, default: str) -> str:

@@ -156,3 +156,13 @@ def flat_index(chunks: Chunks, num_tokens: int) -> tuple[Int[Array, " T"], Int[A
     inside = (token[:, None] >= chunks.token_starts) & (token[:, None] < chunks.token_starts + chunks.lens)
     chunk = jnp.argmax(inside, axis=1).astype(jnp.int32)
     return chunk, jnp.where(inside.any(axis=1), token - chunks.token_starts[chunk], 0)
+
+
+def cut_out(x: Array, index: Int[Array, "*n"]) -> Array:
+    """`x [T, ...]` at the flat tokens `index`, `[*n, ...]`; zeros where that is past the last of them.
+
+    Whole rows are gathered: of arrays of more axes libtpu's compiler for v7x makes so deep a program that it overflows
+    its own stack.
+    """
+    flat = x.reshape(x.shape[0], -1).at[index.reshape(-1)].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return flat.reshape(*index.shape, *x.shape[1:])

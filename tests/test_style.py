@@ -31,6 +31,7 @@ RANKS = {
     "metrale_jax.engine": 7,
     "metrale_jax.text": 7,
     "metrale_jax.aot": 8,
+    "metrale_jax.process_memory": 7,
     "metrale_jax.progress": 7,
     "metrale_jax.loading": 8,
     "metrale_jax.evaluation": 8,

@@ -478,7 +478,7 @@ def _tpu_ssd_ragged_rows() -> Iterator[Row]:
     for dtype in FLOATS[:2]:
         for kept in FLOATS[:2]:
             yield row(dtype, kept, MAMBA2, (dtype, kept) == ("bfloat16", "float32"))
-    for heads in (NEMOTRON_H, SSD_NARROW, SSD_ODD):
+    for heads in (NEMOTRON_H, FALCON_H1, SSD_NARROW, SSD_ODD):
         yield row("bfloat16", "float32", heads)
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.gated_delta import tiles
 from pallas_kernels.gated_delta.mosaic_tpu import DTYPES, MOST_VMEM_BYTES, heads_for
 from pallas_kernels.gated_delta.op import DeltaTokens
-from pallas_kernels.state_rows import CHUNK, StateRows, cut_chunks, flat_index, waiting_rows
+from pallas_kernels.state_rows import CHUNK, StateRows, cut_chunks, cut_out, flat_index, waiting_rows
 from pallas_kernels.storage import padded_bytes
 
 # States of a grid step, of which there are two on their way in, two on their way out, and one in float32.
@@ -74,7 +74,7 @@ def delta_ragged(
     heads, height, columns = matrix.shape[2:]
     chunks = rows.chunks or cut_chunks(rows, num_tokens, CHUNK)
     index = chunks.token_index(num_tokens)
-    cut = jax.tree.map(lambda leaf: leaf.at[index].get(mode="fill", fill_value=0), (q, tokens))
+    cut = jax.tree.map(lambda leaf: cut_out(leaf, index), (q, tokens))
     queries, arrays = _by_head(cut[0]), _tokens_of(cut[1])
     waiting = waiting_rows(pending, layer, rows)
     arrays = arrays, (() if isinstance(waiting, tuple) else _tokens_of(waiting))
@@ -103,7 +103,8 @@ def delta_ragged(
         name="gated_delta_ragged",
     )(*numbers, *jax.tree.leaves(inputs), matrix)
     chunk, place = flat_index(chunks, num_tokens)
-    out = jnp.swapaxes(out, 1, 2).at[chunk, place].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    out = jnp.swapaxes(out, 1, 2)
+    out = cut_out(out.reshape(-1, *out.shape[2:]), chunk * chunks.size + place)
     real = jnp.arange(num_tokens, dtype=jnp.int32) < jnp.sum(rows.query_lens)
     return jnp.where(real[:, None, None], out, 0), matrix
 

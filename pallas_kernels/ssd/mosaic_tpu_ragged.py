@@ -20,8 +20,8 @@ from pallas_kernels.ssd.mosaic_tpu import PIECE_BYTES
 from pallas_kernels.ssd.mosaic_tpu import supports as supports_rows
 from pallas_kernels.ssd.mosaic_tpu_ragged_step import Numbers, Run, Sizes, body
 from pallas_kernels.ssd.op import SsdHeads, SsdStorage, SsdTokens
-from pallas_kernels.state_rows import CHUNK, StateRows, cut_chunks, flat_index, waiting_rows
-from pallas_kernels.storage import LANES, SUBLANES, padded_bytes
+from pallas_kernels.state_rows import CHUNK, StateRows, cut_chunks, cut_out, flat_index, waiting_rows
+from pallas_kernels.storage import SUBLANES, padded_bytes
 
 # The compiler's own stack beside the buffers that the kernel names.
 VMEM_SLACK = 8 << 20
@@ -31,8 +31,6 @@ def supports(**facts) -> str:
     """Why a call with these facts is declined, or an empty string."""
     if facts["num_pending"] > CHUNK:
         return f"num_pending={facts['num_pending']} are more than the {CHUNK} that are taken in at once; draft fewer"
-    if facts["state_dim"] > LANES:
-        return f"state_dim={facts['state_dim']} is above the {LANES} whose products the compiler of every TPU takes"
     return supports_rows(**facts)
 
 
@@ -62,7 +60,7 @@ def take_ragged(
     sizes = sizes_of(tokens, chunks.size)
     index = chunks.token_index(num_tokens)
     there = index < num_tokens
-    cut = jax.tree.map(lambda part: part.at[jnp.where(there, index, 0)].get(mode="promise_in_bounds"), tokens)
+    cut = jax.tree.map(lambda part: cut_out(part, index), tokens)
     run = _laid_out(cut, there, heads.a, sizes)
     waiting = ()
     if storage.num_pending:
@@ -77,7 +75,7 @@ def take_ragged(
     given = given.reshape(-1, *tokens.x.shape[1:])
     chunk, place = flat_index(chunks, num_tokens)
     inside = jnp.arange(num_tokens, dtype=jnp.int32) < jnp.sum(rows.query_lens)
-    outputs = given.at[chunk * sizes.chunk + place].get(mode="promise_in_bounds")
+    outputs = cut_out(given, chunk * sizes.chunk + place)
     return jnp.where(inside[:, None, None], outputs, 0), storage.replace(matrix=matrix)
 
 

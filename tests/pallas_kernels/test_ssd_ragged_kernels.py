@@ -104,7 +104,6 @@ def test_a_sequence_is_the_same_alone_beside_others_and_in_steps(impl):
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"state_dim": 256}, "state_dim=256 is above the 128"),
         ({"num_pending": 65}, "num_pending=65 are more than the 64"),
         ({"dtype": "float16"}, "dtype='float16' cannot be loaded"),
     ],
