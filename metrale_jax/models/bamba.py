@@ -5,10 +5,9 @@ from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, attention_specs, decoder_specs, mlp_specs, with_norms
-from metrale_jax.models.family import Description, Family, attention_config, flat_rope, layered_config
+from metrale_jax.models.family import Description, Family, activation_of, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.mamba2_specs import Mamba2Names, mamba2_config, mamba2_specs, silu_only, step_limits
-from pallas_kernels.activations import ACTIVATIONS
 
 FIELDS = {
     "num_heads": "mamba_n_heads",
@@ -43,7 +42,7 @@ def describe(raw: RawConfig) -> Description:
     inner_dim = int(raw.number("mamba_expand") * raw.positive("hidden_size"))
     mamba = mamba2_config(raw, FIELDS, inner_dim, head_dim=head_dim(raw, inner_dim), **step_limits(raw))
     attention = attention_config(raw, flat_rope(raw))
-    feed_forward = MlpConfig(raw.positive("intermediate_size"), raw.choice("hidden_act", ACTIVATIONS))
+    feed_forward = MlpConfig(raw.positive("intermediate_size"), activation_of(raw))
     attends = attention_layers(raw)
     layers = [
         LayerConfig((attention if index in attends else mamba,), feed_forward)

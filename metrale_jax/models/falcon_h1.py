@@ -12,7 +12,7 @@ from metrale_jax.layers.mlp import MlpParams
 from metrale_jax.models.bamba import FIELDS, feed_forward_names, head_dim
 from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import attention_specs, decoder_specs, mlp_specs, with_norms
-from metrale_jax.models.family import Description, Family, attention_config, flat_rope, layered_config
+from metrale_jax.models.family import Description, Family, activation_of, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.mamba2_specs import (
     Mamba2Names,
@@ -22,7 +22,6 @@ from metrale_jax.models.mamba2_specs import (
     silu_only,
     step_limits,
 )
-from pallas_kernels.activations import ACTIVATIONS
 
 
 def describe(raw: RawConfig) -> Description:
@@ -39,7 +38,7 @@ def describe(raw: RawConfig) -> Description:
         **step_limits(raw),
     )
     attention = attention_config(raw, flat_rope(raw))
-    feed_forward = MlpConfig(raw.positive("intermediate_size"), raw.choice("hidden_act", ACTIVATIONS))
+    feed_forward = MlpConfig(raw.positive("intermediate_size"), activation_of(raw))
     config = layered_config(
         raw,
         "falcon_h1",

@@ -63,7 +63,7 @@ def described(family: Family, raw: RawConfig) -> Description:
         return description
     except MetraleError:
         raise
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{raw.origin} does not describe a {family.name} model: a field is of another type or length than it must "
             f"be ({error}); correct the config."
@@ -102,15 +102,16 @@ def flat_rope(raw: RawConfig, default_theta: float = 10_000.0) -> RopeConfig:
 
 
 def either(raw: RawConfig, *keys: str) -> str:
-    """The first of `keys` that the config has, the last if it has none of them. Raises `ConfigError` if it has several
-    that differ."""
+    """The first of `keys` that the config has, else the first that it has as null, else the last. Raises `ConfigError` if
+    it has several that differ."""
     given = [key for key in keys if key in raw.given]
     if len({str(raw.given[key]) for key in given}) > 1:
         told = ", ".join(f"{key}={raw.given[key]!r}" for key in given)
         raise ConfigError(f"{told} in {raw.origin} are two names of one field and differ; correct either.")
     for key in keys:
         raw.read.add(key)
-    return next((key for key in keys if raw.get(key) is not None), keys[-1])
+    null = () if given else [key for key in keys if key in raw.null]
+    return next(iter(null), None) or next((key for key in keys if raw.get(key) is not None), keys[-1])
 
 
 def window_of(raw: RawConfig, key: str = "sliding_window") -> int:
@@ -132,8 +133,14 @@ def layer_types(raw: RawConfig, otherwise: list[str]) -> list[str]:
 
 def model_config(raw: RawConfig, family: str, attentions: list[AttentionConfig], activation_key: str, **changes):
     """The `ModelConfig` of a dense decoder from the common fields; `changes` are a family's scales and caps."""
-    feed_forward = MlpConfig(raw.positive("intermediate_size"), raw.choice(activation_key, ACTIVATIONS))
+    feed_forward = MlpConfig(raw.positive("intermediate_size"), activation_of(raw, activation_key))
     return layered_config(raw, family, [LayerConfig((one,), feed_forward) for one in attentions], **changes)
+
+
+def activation_of(raw: RawConfig, key: str = "hidden_act") -> str:
+    """The name among `ACTIVATIONS` of the activation; configs may call silu swish."""
+    found = raw.choice(key, (*ACTIVATIONS, "swish"))
+    return "silu" if found == "swish" else found
 
 
 def layered_config(raw: RawConfig, family: str, layers: Sequence[LayerConfig], **changes) -> ModelConfig:

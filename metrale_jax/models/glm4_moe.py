@@ -8,6 +8,7 @@ from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
 from metrale_jax.models.family import (
     Description,
     Family,
+    activation_of,
     attention_config,
     either,
     flat_rope,
@@ -15,14 +16,14 @@ from metrale_jax.models.family import (
 )
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, mixture_layers
-from pallas_kernels.activations import ACTIVATIONS, Activation
+from pallas_kernels.activations import Activation
 
 EXPERTS = ExpertNames(correction="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts", float32_router=True)
 
 
 def describe(raw: RawConfig) -> Description:
     """Config and weight specs of a GLM-4.5 checkpoint; its layers that draft tokens are left alone."""
-    activation = raw.choice("hidden_act", ACTIVATIONS)
+    activation = activation_of(raw)
     width = raw.positive("moe_intermediate_size")
     mixture = MoeConfig(
         router_of(raw), width, Activation(activation), MlpConfig(width * raw.positive("n_shared_experts"), activation)

@@ -15,6 +15,7 @@ class RawConfig:
     """
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], origin: str):
+        self.null = {key for key, value in values.items() if value is None}
         self.given = {key: value for key, value in values.items() if value is not None}
         self.defaults, self.values = defaults, {**defaults, **self.given}
         self.origin = origin
@@ -45,7 +46,9 @@ class RawConfig:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """A boolean."""
+        """A boolean. Null, which others take for false, is an error unless absence means that."""
+        if key in self.null and self.defaults.get(key) is not False:
+            raise self._wrong(key, None, "true or false")
         value = self._required(key, "true or false")
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")

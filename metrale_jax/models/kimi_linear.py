@@ -18,11 +18,11 @@ from metrale_jax.layers.moe import MoeConfig, RouterConfig
 from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs, linear_specs, mlp_specs, with_norms
 from metrale_jax.models.delta_specs import KINDS, ONLY, flattened, kinds, numbers_spec, rows_spec, taps_spec
-from metrale_jax.models.family import Description, Family, either, layered_config
+from metrale_jax.models.family import Description, Family, activation_of, either, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
 from metrale_jax.sharding import axes
-from pallas_kernels.activations import ACTIVATIONS, Activation
+from pallas_kernels.activations import Activation
 
 EXPERTS = ExpertNames(
     router="block_sparse_moe.gate",
@@ -36,7 +36,7 @@ EXPERTS = ExpertNames(
 
 def describe(raw: RawConfig) -> Description:
     """Config and weight specs of a Kimi Linear checkpoint."""
-    activation = raw.choice("hidden_act", ACTIVATIONS)
+    activation = activation_of(raw)
     width = raw.positive("moe_intermediate_size")
     shared = width * raw.positive(either(raw, "num_shared_experts", "n_shared_experts"))
     ends = {

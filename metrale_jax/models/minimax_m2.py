@@ -9,6 +9,7 @@ from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
 from metrale_jax.models.family import (
     Description,
     Family,
+    activation_of,
     attention_config,
     either,
     head_dim_of,
@@ -18,7 +19,7 @@ from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.mixtral import BLOCK_SPARSE
 from metrale_jax.models.moe_specs import mixture_layers
 from metrale_jax.models.rope_config import parse_rope, rope_params
-from pallas_kernels.activations import ACTIVATIONS, Activation
+from pallas_kernels.activations import Activation
 
 THETA = 5_000_000.0
 EXPERTS = replace(BLOCK_SPARSE, correction="block_sparse_moe.e_score_correction_bias")
@@ -32,7 +33,7 @@ def describe(raw: RawConfig) -> Description:
         scoring="sigmoid",
         renormalised=True,
     )
-    activation = Activation(raw.choice("hidden_act", ACTIVATIONS))
+    activation = Activation(activation_of(raw))
     mixture = MoeConfig(router, raw.positive("intermediate_size"), activation)
     layer = LayerConfig((attention_config(raw, _rope(raw)),), mixture)
     config = layered_config(raw, "minimax_m2", [layer] * raw.positive("num_hidden_layers"))

@@ -7,6 +7,7 @@ from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
 from metrale_jax.models.family import (
     Description,
     Family,
+    activation_of,
     attention_config,
     either,
     flat_rope,
@@ -15,7 +16,7 @@ from metrale_jax.models.family import (
 )
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, mixture_layers
-from pallas_kernels.activations import ACTIVATIONS, Activation
+from pallas_kernels.activations import Activation
 
 THETA = 1_000_000.0
 # w1 is the gate, w3 goes up, w2 down.
@@ -35,7 +36,7 @@ def describe(raw: RawConfig) -> Description:
         scoring="softmax",
         renormalised=True,
     )
-    activation = Activation(raw.choice("hidden_act", ACTIVATIONS))
+    activation = Activation(activation_of(raw))
     mixture = MoeConfig(router, raw.positive("intermediate_size"), activation)
     layers = [LayerConfig((attention,), mixture)] * raw.positive("num_hidden_layers")
     config = layered_config(raw, "mixtral", layers)

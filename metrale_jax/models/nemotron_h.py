@@ -11,12 +11,12 @@ from metrale_jax.core.errors import ConfigError, Unsupported
 from metrale_jax.layers.moe import MoeConfig
 from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, attention_specs, decoder_specs, mlp_specs, with_norms
-from metrale_jax.models.family import Description, Family, attention_config, layered_config
+from metrale_jax.models.family import Description, Family, activation_of, attention_config, layered_config
 from metrale_jax.models.glm4_moe import router_of
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.mamba2_specs import Mamba2Names, mamba2_config, mamba2_specs, silu_only
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
-from pallas_kernels.activations import ACTIVATIONS, Activation
+from pallas_kernels.activations import Activation
 
 FIELDS = {
     "num_heads": "mamba_num_heads",
@@ -124,13 +124,13 @@ def _moe(raw: RawConfig) -> LayerConfig:
             f"moe_latent_size={raw.get('moe_latent_size')} in {raw.origin}: experts of a width of their own are not "
             "supported; null is."
         )
-    activation = Activation(raw.choice("mlp_hidden_act", ACTIVATIONS), gated=False)
+    activation = Activation(activation_of(raw, "mlp_hidden_act"), gated=False)
     shared = _plain(raw, "moe_shared_expert_intermediate_size")
     return LayerConfig((), MoeConfig(router_of(raw), raw.positive("moe_intermediate_size"), activation, shared))
 
 
 def _plain(raw: RawConfig, key: str) -> MlpConfig:
-    return MlpConfig(raw.positive(key), raw.choice("mlp_hidden_act", ACTIVATIONS), gated=False)
+    return MlpConfig(raw.positive(key), activation_of(raw, "mlp_hidden_act"), gated=False)
 
 
 FAMILY = Family(

@@ -28,5 +28,6 @@ FAMILY = Family(
     },
     ignored=IGNORED,
     text_config="text_config",
-    only=ONLY,
+    # Weights of experts are renormalised in transformers too, whose config has no such field.
+    only={**ONLY, "norm_topk_prob": (True,)},
 )

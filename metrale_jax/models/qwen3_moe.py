@@ -8,6 +8,7 @@ from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
 from metrale_jax.models.family import (
     Description,
     Family,
+    activation_of,
     attention_config,
     either,
     flat_rope,
@@ -16,14 +17,14 @@ from metrale_jax.models.family import (
 )
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, mixture_layers
-from pallas_kernels.activations import ACTIVATIONS, Activation
+from pallas_kernels.activations import Activation
 
 
 def describe(raw: RawConfig) -> Description:
     """Config and weight specs of a Qwen3 MoE checkpoint."""
     window = window_of(raw) if raw.flag("use_sliding_window") else 0
     attention = attention_config(raw, flat_rope(raw), window=window)
-    activation = raw.choice("hidden_act", ACTIVATIONS)
+    activation = activation_of(raw)
     router = RouterConfig(
         num_experts=raw.positive(either(raw, "num_local_experts", "num_experts")),
         top_k=raw.positive("num_experts_per_tok"),

@@ -27,11 +27,11 @@ from metrale_jax.models.delta_specs import (
     gated_queries,
     kinds,
 )
-from metrale_jax.models.family import Description, Family, attention_config, flat_rope, layered_config
+from metrale_jax.models.family import Description, Family, activation_of, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
 from metrale_jax.models.qwen3_moe import sparse_layers
-from pallas_kernels.activations import ACTIVATIONS, Activation
+from pallas_kernels.activations import Activation
 
 EXPERTS = ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
 DEFAULTS = {
@@ -71,12 +71,12 @@ def hybrid_layers(raw: RawConfig, sparse: list[bool]) -> list[LayerConfig]:
 
 def dense(raw: RawConfig) -> MlpConfig:
     """The feed-forward layer that is no mixture."""
-    return MlpConfig(raw.positive("intermediate_size"), raw.choice("hidden_act", ACTIVATIONS))
+    return MlpConfig(raw.positive("intermediate_size"), activation_of(raw))
 
 
 def mixture(raw: RawConfig) -> MoeConfig:
     """The mixture of experts, one of them shared and weighed."""
-    activation = raw.choice("hidden_act", ACTIVATIONS)
+    activation = activation_of(raw)
     router = RouterConfig(
         num_experts=raw.positive("num_experts"),
         top_k=raw.positive("num_experts_per_tok"),

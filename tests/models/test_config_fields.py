@@ -26,6 +26,9 @@ def linear(**fields):
     return {"linear_attn_config": {"num_heads": 2, "head_dim": 8, "short_conv_kernel_size": 4, **fields}}
 
 
+YARN_OF_ONE = {"rope_type": "yarn", "rope_theta": 1.0, "factor": 8.0}
+
+
 # What used to pass and change nothing, or to fail later and elsewhere.
 REFUSED = [
     ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func='softmax' .* of minimax_m2 models 'sigmoid' is"),
@@ -58,7 +61,11 @@ REFUSED = [
     ("glm4-moe", {"first_k_dense_replace": 99}, "first_k_dense_replace=99"),
     ("gpt-oss", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob=False"),
+    ("qwen3-5-moe", {"norm_topk_prob": False}, "norm_topk_prob=False"),
     ("mixtral", {"attention_bias": True}, "attention_bias=True"),
+    ("kimi-linear", {"moe_renormalize": None}, "moe_renormalize=None .* is not true or false"),
+    ("bamba", {"mamba_conv_bias": None}, "mamba_conv_bias=None .* is not true or false"),
+    ("llama-yarn", {"rope_parameters": YARN_OF_ONE}, "does not describe a llama model"),
     ("llama-default", {"num_experts": 8}, "num_experts=8"),
     ("llama-default", {"dtype": "float7"}, "dtype='float7'"),
     ("llama-default", {"dtype": None, "torch_dtype": 3}, "torch_dtype=3"),
@@ -78,7 +85,9 @@ def test_a_field_that_would_be_passed_over_is_refused_by_name(name, fields, word
     [
         ("minimax-m2", {"scoring_func": "sigmoid", "use_qk_norm": True, "model_type": "minimax"}),
         ("kimi-linear", {"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1}),
-        ("qwen3-5", {"model_type": "qwen3_5_text", "attn_output_gate": True}),
+        ("qwen3-5", {"model_type": "qwen3_5_text", "attn_output_gate": True, "hidden_act": "swish"}),
+        ("qwen3-5-moe", {"norm_topk_prob": True}),
+        ("glm4-moe", {"hidden_act": "swish"}),
         ("llama-default", {"num_experts": 0, "clip_qkv": None, "dtype": "torch.bfloat16", "an_unknown_field": 3}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
