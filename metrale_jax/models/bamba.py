@@ -41,7 +41,7 @@ def describe(raw: RawConfig) -> Description:
     silu_only(raw, "hidden_act")
     inner_dim = int(raw.number("mamba_expand") * raw.positive("hidden_size"))
     mamba = mamba2_config(raw, FIELDS, inner_dim, head_dim=head_dim(raw, inner_dim), **step_limits(raw))
-    attention = attention_config(raw, flat_rope(raw))
+    attention = attention_config(raw, flat_rope(raw, partial=True))
     feed_forward = MlpConfig(raw.positive("intermediate_size"), activation_of(raw))
     attends = attention_layers(raw)
     layers = [

@@ -96,13 +96,13 @@ def attention_config(raw: RawConfig, rope: RopeConfig | None, **changes) -> Atte
     return AttentionConfig(heads, kv_heads, width, rope=rope, **facts)
 
 
-def flat_rope(raw: RawConfig, default_theta: float = 10_000.0) -> RopeConfig:
-    """The one rope of a family whose layers share it."""
-    return parse_rope(raw, rope_params(raw), head_dim_of(raw), default_theta)
+def flat_rope(raw: RawConfig, default_theta: float = 10_000.0, partial: bool = False) -> RopeConfig:
+    """The one rope of a family whose layers share it; `partial` if it may turn a part of each head."""
+    return parse_rope(raw, rope_params(raw), head_dim_of(raw), default_theta, partial)
 
 
 def either(raw: RawConfig, *keys: str) -> str:
-    """The first of `keys` that the config has, else the first that it has as null, else the last. Raises `ConfigError` if
+    """The first of `keys` that the config has, else the first that is null, else the last. Raises `ConfigError` if
     it has several that differ."""
     given = [key for key in keys if key in raw.given]
     if len({str(raw.given[key]) for key in given}) > 1:

@@ -17,7 +17,7 @@ def header_config(architecture: str, fields: Mapping[str, Any], tensors: Mapping
         return fields.get(f"{architecture}.{key}", default)
 
     heads = own("attention.head_count")
-    config = {
+    return {
         "vocab_size": own("vocab_size") or len(fields.get("tokenizer.ggml.tokens", ())) or None,
         "hidden_size": own("embedding_length"),
         "intermediate_size": own("feed_forward_length"),
@@ -28,16 +28,12 @@ def header_config(architecture: str, fields: Mapping[str, Any], tensors: Mapping
         "max_position_embeddings": own("context_length"),
         "rms_norm_eps": _short(own("attention.layer_norm_rms_epsilon")),
         "sliding_window": own("attention.sliding_window"),
+        "rope_dimension_count": own("rope.dimension_count") or None,
         "rope_parameters": _rope(architecture, own, tensors),
         "eos_token_id": _end_ids(fields),
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "tie_word_embeddings": True,
     }
-    rotary = own("rope.dimension_count")
-    width = config["head_dim"] or (config["hidden_size"] // heads if config["hidden_size"] and heads else None)
-    if rotary and width and rotary != width:
-        config["partial_rotary_factor"] = rotary / width
-    return config
 
 
 def _short(value: float | None) -> float | None:

@@ -29,7 +29,7 @@ def describe(raw: RawConfig) -> Description:
         router_of(raw), width, Activation(activation), MlpConfig(width * raw.positive("n_shared_experts"), activation)
     )
     dense = MlpConfig(raw.positive("intermediate_size"), activation)
-    attention = attention_config(raw, flat_rope(raw))
+    attention = attention_config(raw, flat_rope(raw, partial=True))
     count, num_dense = raw.positive("num_hidden_layers"), _num_dense(raw)
     layers = [LayerConfig((attention,), mixture if index >= num_dense else dense) for index in range(count)]
     config = layered_config(raw, "glm4_moe", layers)

@@ -45,7 +45,7 @@ def _rope(raw: RawConfig) -> RopeConfig:
     params, width = dict(rope_params(raw)), head_dim_of(raw)
     if raw.get("rotary_dim") is not None and raw.get("partial_rotary_factor") is None:
         params.setdefault("partial_rotary_factor", raw.positive("rotary_dim") / width)
-    return parse_rope(raw, params, width, THETA)
+    return parse_rope(raw, params, width, THETA, partial=True)
 
 
 FAMILY = Family(

@@ -24,7 +24,7 @@ def describe(raw: RawConfig) -> Description:
     fields = dict(rope_params(raw))
     if rope_type(fields) in LONGROPE_NAMES:
         fields["rope_type"] = "longrope"
-    rope = parse_rope(raw, fields, head_dim_of(raw), 10_000.0)
+    rope = parse_rope(raw, fields, head_dim_of(raw), 10_000.0, partial=True)
     attention = attention_config(raw, rope, window=window_of(raw))
     config = model_config(
         raw, "phi3", [attention] * raw.positive("num_hidden_layers"), "hidden_act", recompute_len=rope.switch_len

@@ -62,7 +62,7 @@ def describe(raw: RawConfig) -> Description:
 def hybrid_layers(raw: RawConfig, sparse: list[bool]) -> list[LayerConfig]:
     """Layers of Gated DeltaNet or gated attention, of which the `sparse` ones end in a mixture of experts."""
     delta = GatedDeltaConfig(delta_heads(raw), raw.number("rms_norm_eps"))
-    attention = attention_config(raw, flat_rope(raw), gated=True)
+    attention = attention_config(raw, flat_rope(raw, partial=True), gated=True)
     mixers = {"linear_attention": delta, "full_attention": attention}
     ends = {one: mixture(raw) if one else dense(raw) for one in set(sparse)}
     types = kinds(raw, every_nth(raw, raw.positive("full_attention_interval")))

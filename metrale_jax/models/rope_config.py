@@ -155,22 +155,32 @@ ROPE_TYPES: Mapping[str, Callable[[RopeFields], RopeConfig]] = MappingProxyType(
 )
 
 
-def parse_rope(raw: RawConfig, params: Mapping[str, Any], head_dim: int, default_theta: float) -> RopeConfig:
+def parse_rope(
+    raw: RawConfig, params: Mapping[str, Any], head_dim: int, default_theta: float, partial: bool = False
+) -> RopeConfig:
     """The rope of one layer type, from its own `params`; theta and partial rotary fall back to the config's top level.
 
-    Raises `Unsupported` for an unknown type and `ConfigError` for a missing or odd field.
+    Unless `partial`, the family turns whole heads, as its transformers model does whatever `partial_rotary_factor` says
+    (only a GGUF's `rope_dimension_count` counts). Raises `Unsupported` for an unknown type and `ConfigError` for a
+    missing or odd field.
     """
     kind = rope_type(params)
     if kind not in ROPE_TYPES:
         raise Unsupported(f"rope type {kind!r} in {raw.origin} is not supported; supported are {sorted(ROPE_TYPES)}.")
     theta = params.get("rope_theta", raw.get("rope_theta", default_theta))
-    partial = params.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    width = int(head_dim * partial)
+    factor = params.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if factor != 1 and not partial:
+        raise ConfigError(
+            f"partial_rotary_factor={factor!r} in {raw.origin} is not supported: models of this family turn whole "
+            "heads; 1 is."
+        )
+    counted = raw.get("rope_dimension_count") is not None
+    width = raw.positive("rope_dimension_count") if counted else int(head_dim * factor)
     if not isinstance(theta, int | float) or theta <= 0:
         raise ConfigError(f"rope_theta={theta!r} in {raw.origin} is not a number above 0; correct the config.")
     if width <= 0 or width % 2 or width > head_dim:
         raise ConfigError(
-            f"rotary width {width} (head_dim={head_dim} x partial_rotary_factor={partial}) in {raw.origin} is not an "
+            f"rotary width {width} (head_dim={head_dim} x partial_rotary_factor={factor}) in {raw.origin} is not an "
             f"even number up to {head_dim}; correct partial_rotary_factor."
         )
     fields = RopeFields(params, float(theta), width, raw.positive("max_position_embeddings"), raw.origin, raw.values)

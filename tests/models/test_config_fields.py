@@ -66,6 +66,8 @@ REFUSED = [
     ("kimi-linear", {"moe_renormalize": None}, "moe_renormalize=None .* is not true or false"),
     ("bamba", {"mamba_conv_bias": None}, "mamba_conv_bias=None .* is not true or false"),
     ("llama-yarn", {"rope_parameters": YARN_OF_ONE}, "does not describe a llama model"),
+    ("llama-default", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ("qwen3-moe", {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
     ("llama-default", {"num_experts": 8}, "num_experts=8"),
     ("llama-default", {"dtype": "float7"}, "dtype='float7'"),
     ("llama-default", {"dtype": None, "torch_dtype": 3}, "torch_dtype=3"),
