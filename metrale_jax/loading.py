@@ -149,7 +149,8 @@ def _open_gguf(path: Path) -> Checkpoint:
     values = family.gguf.config(file.architecture, file.fields, small)
     if "token_embd.weight" in file.tensors:
         values["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
-    raw = RawConfig(values, family.defaults, str(path))
+    # What a header does not hold is absent, which is not what null says in a config.json.
+    raw = RawConfig({key: value for key, value in values.items() if value is not None}, family.defaults, str(path))
     _tie_as_the_file_says(raw, "output.weight" in file.tensors)
     description = described(family, raw)
     source = _gguf_source(file, family, description)

@@ -115,8 +115,8 @@ def either(raw: RawConfig, *keys: str) -> str:
 
 
 def window_of(raw: RawConfig, key: str = "sliding_window") -> int:
-    """The sliding window in tokens, 0 where the field is absent or null."""
-    return 0 if raw.get(key) is None else raw.positive(key)
+    """The sliding window in tokens; 0 where the file says null, or where it and the family's defaults say nothing."""
+    return 0 if raw.get(key) is None or key in raw.null else raw.positive(key)
 
 
 def layer_types(raw: RawConfig, otherwise: list[str]) -> list[str]:

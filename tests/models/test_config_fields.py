@@ -118,3 +118,9 @@ def test_every_field_that_changes_a_model_is_read_or_refused(name):
             continue
         assert key in raw.read, f"{key}=7 is neither read nor refused"
         assert after.family == before.family
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "mistral-nowindow"])
+def test_a_window_that_is_null_is_none_and_not_the_default(name):
+    config = config_of(name, sliding_window=None)
+    assert {layer.mixers[0].window for layer in config.layers} == {0}
