@@ -31,6 +31,7 @@ DEFAULTS = (
     (("llama-3.1-8b", "qwen3-8b", "qwen3-32b", "gemma-3-27b"), ("decode",), ("h200", "v6e")),
     (("llama-3.1-8b",), ("decode",), ("v5e",)),
     (("qwen3-32b",), ("decode", "mixed"), ("h200-8", "v6e-8")),
+    (("olmo-hybrid-7b", "nemotron-h-8b"), ("decode", "mixed"), ("h200",)),
 )
 # What a step's arguments may take of a device's memory.
 ROOM = 0.85

@@ -29,6 +29,8 @@ from metrale_jax.steps.home import row_major_over
 
 # Of the pool's bytes, what else a step may update in place.
 STORAGE_ERROR = 0.001
+# One part in so many of the pool: what is smaller, such as pending rows, is looked for in the module's text alone.
+LARGE = 100
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Job:
 class StepReport:
     """Seconds, and figures for one device. `flops` is 0 where the compiler gives none.
 
-    `pool_bytes` is the size of the pool's smallest array: temporaries below it cannot hold a copy of any.
+    `pool_bytes` is the size of the pool's smallest large array: temporaries below it cannot hold a copy of any.
     `storage_bytes` is what the pool's layout says that it takes.
     """
 
@@ -90,7 +92,7 @@ def compile_step(job: Job, sizes: StepSizes) -> StepReport:
     description, sharing = shared(describe(job.model), mesh)
     model = abstract_model(description, job.target.platform, sizes, sharing)
     params = abstract_params(description.specs, description.config.dtype, mesh)
-    pool = formatted_pool(model, job.num_blocks, mesh)
+    pool = formatted_pool(model, job.num_blocks, mesh, job.model.num_slots)
     arguments = ARGUMENTS[job.step](model, sizes, mesh)
     step = jitted_step(job.step, model, row_major_over(mesh), pool)
     start = time.perf_counter()
@@ -99,7 +101,9 @@ def compile_step(job: Job, sizes: StepSizes) -> StepReport:
     compiled = lowered.compile()
     done = time.perf_counter()
     memory = compiled.memory_analysis()
-    leaf_bytes = tuple(_device_bytes(leaf) for leaf in jax.tree.leaves(pool))
+    arrays = PoolArrays(len(jax.tree.leaves(params)), tuple(map(_device_bytes, jax.tree.leaves(pool))))
+    layout = model.layout
+    storage = job.num_blocks * layout.block_bytes + job.model.num_slots * layout.bytes_per_slot
     told, unintended = _told(compiled.as_text(), model, sizes, job.step, (params, pool))
     return StepReport(
         job=job,
@@ -110,9 +114,9 @@ def compile_step(job: Job, sizes: StepSizes) -> StepReport:
         temp_bytes=memory.temp_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         flops=(compiled.cost_analysis() or {}).get("flops", 0.0),
-        pool_bytes=min(leaf_bytes),
-        storage_bytes=job.num_blocks * model.layout.block_bytes // len(devices),
-        inspection=inspect_module(compiled.as_text(), PoolArrays(len(jax.tree.leaves(params)), leaf_bytes)),
+        pool_bytes=arrays.smallest(LARGE),
+        storage_bytes=storage // len(devices),
+        inspection=inspect_module(compiled.as_text(), arrays),
         collectives=told,
         unintended=unintended,
     )

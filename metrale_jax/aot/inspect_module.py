@@ -33,6 +33,10 @@ class PoolArrays:
     first_parameter: int
     sizes: tuple[int, ...]
 
+    def smallest(self, parts: int) -> int:
+        """Bytes of the smallest leaf that is at least one part in so many of the pool."""
+        return min(size for size in self.sizes if size * parts >= sum(self.sizes))
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -71,8 +75,7 @@ def inspect_module(text: str, pool: PoolArrays) -> Inspection:
         for instruction in module.scheduled()
         for size in own_buffers(module, instruction)
     ]
-    limit = min(size for size in pool.sizes if size * NEGLIGIBLE >= sum(pool.sizes))
-    copies = [f"{copy}, as large as a pool array" for copy in written if copy.num_bytes >= limit]
+    copies = [f"{copy}, as large as a pool array" for copy in written if copy.num_bytes >= pool.smallest(NEGLIGIBLE)]
     pure = sorted((copy for copy in written if copy.opcode in PURE_COPIES), key=lambda copy: -copy.num_bytes)
     return Inspection((*_alias_problems(module, pool), *copies), tuple(pure[:NUM_COPIES_KEPT]))
 

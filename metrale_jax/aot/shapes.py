@@ -10,6 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from metrale_jax.aot.model_configs import (
+    GEMMA3_27B,
+    LLAMA_8B,
+    NEMOTRON_H_8B,
+    OLMO_HYBRID_7B,
+    QWEN3_8B,
+    QWEN3_32B,
+    SMALL,
+)
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.sequence import SamplingState, SequenceState
 from metrale_jax.engine.warmup import abstract_params
@@ -22,104 +31,12 @@ from metrale_jax.state.pool import Pool, abstract_pool
 from metrale_jax.steps.home import placed_as, row_major_over
 from metrale_jax.steps.serving import ChunkRows, DecodeRows
 
-# SmolLM2-135M's odd widths and tied embedding; few layers and a small vocabulary, which add compile time and no shape.
-SMALL = MappingProxyType(
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 4096,
-        "max_position_embeddings": 8192,
-        "rope_theta": 100000.0,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-    }
-)
-# What the published checkpoints say of their shapes; Gemma's is the text part.
-LLAMA_8B = MappingProxyType(
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-)
-
-QWEN3_8B = MappingProxyType(
-    {
-        "architectures": ["Qwen3ForCausalLM"],
-        "attention_bias": False,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "max_position_embeddings": 40960,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 36,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    }
-)
-QWEN3_32B = MappingProxyType(
-    {
-        **QWEN3_8B,
-        "hidden_size": 5120,
-        "intermediate_size": 25600,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 64,
-    }
-)
-GEMMA3_27B = MappingProxyType(
-    {
-        "architectures": ["Gemma3ForCausalLM"],
-        "head_dim": 128,
-        "hidden_size": 5376,
-        "intermediate_size": 21504,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 62,
-        "num_key_value_heads": 16,
-        "query_pre_attn_scalar": 168,
-        "rms_norm_eps": 1e-6,
-        "rope_local_base_freq": 10000.0,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-        "rope_theta": 1000000.0,
-        "sliding_window": 1024,
-        "sliding_window_pattern": 6,
-        "torch_dtype": "bfloat16",
-        "vocab_size": 262208,
-    }
-)
-
 
 @dataclass(frozen=True)
 class ModelCase:
     """A model to compile: its config as a checkpoint spells it, the blocks of its pool, and how many layers keep its
-    shape: a cut model has each kind of layer, and what is wrong with a step is wrong with it too.
+    shape: a cut model has each kind of layer, and what is wrong with a step is wrong with it too. `num_slots` are those
+    of its pool where layers keep recurrent state; `pattern` is the field with a letter a layer, if there is one.
 
     The pool has to be so large that no step's logits or weights have the size of one of its arrays.
     """
@@ -128,13 +45,18 @@ class ModelCase:
     values: Mapping[str, Any]
     num_blocks: int
     few_layers: int
+    num_slots: int = 2
+    pattern: str = ""
 
     def cut(self) -> "ModelCase":
         """The model with few layers, and with a pool of the same bytes."""
         layers = self.values["num_hidden_layers"]
         few = min(self.few_layers, layers)
-        blocks = self.num_blocks * layers // few
-        return replace(self, values={**self.values, "num_hidden_layers": few}, num_blocks=blocks)
+        values = {**self.values, "num_hidden_layers": few}
+        if self.pattern:
+            values[self.pattern] = values[self.pattern][:few]
+        blocks, slots = (count * layers // few for count in (self.num_blocks, self.num_slots))
+        return replace(self, values=values, num_blocks=blocks, num_slots=slots)
 
 
 MODELS: Mapping[str, ModelCase] = MappingProxyType(
@@ -146,6 +68,8 @@ MODELS: Mapping[str, ModelCase] = MappingProxyType(
             ModelCase("qwen3-8b", QWEN3_8B, 2048, 4),
             ModelCase("qwen3-32b", QWEN3_32B, 2048, 4),
             ModelCase("gemma-3-27b", GEMMA3_27B, 2048, 6),
+            ModelCase("nemotron-h-8b", NEMOTRON_H_8B, 2048, 9, 193, "hybrid_override_pattern"),
+            ModelCase("olmo-hybrid-7b", OLMO_HYBRID_7B, 256, 4, 225),
         )
     }
 )
@@ -190,16 +114,17 @@ def num_bytes(case: ModelCase) -> int:
     description = describe(case)
     leaves = jax.tree.leaves(abstract_params(description.specs, description.config.dtype))
     layout = abstract_model(description, "cpu", StepSizes()).layout
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves) + case.num_blocks * layout.block_bytes
+    pool = case.num_blocks * layout.block_bytes + case.num_slots * layout.bytes_per_slot
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves) + pool
 
 
-def formatted_pool(model: Model, num_blocks: int, mesh: Mesh) -> Pool:
+def formatted_pool(model: Model, num_blocks: int, mesh: Mesh, num_slots: int = 2) -> Pool:
     """Shapes, dtypes and formats of the pool: row-major, key and value heads shared out over the mesh.
 
     A TPU's default layout puts the dimension that pads least last, for narrow heads the block's number; steps work on
     rows of heads, and each would begin and end with a copy of the pool into row-major order.
     """
-    pool = abstract_pool(model.layout, (num_blocks,) * len(model.layout.groups))
+    pool = abstract_pool(model.layout, (num_blocks,) * len(model.layout.groups), num_slots)
     return jax.tree.map(placed_as, pool, row_major_over(mesh).pool_formats(pool))
 
 
