@@ -87,6 +87,7 @@ FAMILY = Family(
         "attention_bias": False,
         "mlp_bias": False,
         "partial_rotary_factor": 0.5,
+        "num_key_value_heads": 8,
         "mamba_n_heads": 128,
         "mamba_n_groups": 1,
         "mamba_d_state": 256,

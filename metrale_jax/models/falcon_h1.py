@@ -28,7 +28,7 @@ def describe(raw: RawConfig) -> Description:
     """Config and weight specs of a Falcon-H1 checkpoint."""
     silu_only(raw, "hidden_act")
     expanded = raw.number("mamba_expand") * raw.positive("hidden_size")
-    inner_dim = int(expanded) if raw.get("mamba_d_ssm") is None else raw.positive("mamba_d_ssm")
+    inner_dim = int(expanded) if raw.given_as_null("mamba_d_ssm") else raw.positive("mamba_d_ssm")
     mamba = mamba2_config(
         raw,
         FIELDS,
@@ -127,6 +127,8 @@ FAMILY = Family(
         "attention_bias": False,
         "mlp_bias": False,
         "projectors_bias": False,
+        "num_key_value_heads": 8,
+        "mamba_d_ssm": 1024,
         "mamba_n_heads": 128,
         "mamba_n_groups": 1,
         "mamba_d_state": 256,

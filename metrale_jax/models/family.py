@@ -86,7 +86,8 @@ def head_dim_of(raw: RawConfig) -> int:
 def attention_config(raw: RawConfig, rope: RopeConfig | None, **changes) -> AttentionConfig:
     """The attention of one layer from the common fields; `changes` replace window, softcap or scale."""
     heads, width = raw.positive("num_attention_heads"), head_dim_of(raw)
-    kv_heads = raw.positive("num_key_value_heads") if raw.get("num_key_value_heads") is not None else heads
+    as_many = raw.given_as_null("num_key_value_heads") or raw.get("num_key_value_heads") is None
+    kv_heads = heads if as_many else raw.positive("num_key_value_heads")
     if heads % kv_heads:
         raise ConfigError(
             f"num_attention_heads={heads} in {raw.origin} is not a multiple of num_key_value_heads={kv_heads}; correct "

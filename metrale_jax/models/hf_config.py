@@ -26,6 +26,11 @@ class RawConfig:
         self.read.add(key)
         return self.values.get(key, default)
 
+    def given_as_null(self, key: str) -> bool:
+        """Whether the file has the field and says null, which some read otherwise than its absence."""
+        self.read.add(key)
+        return key in self.null
+
     def positive(self, key: str) -> int:
         """An integer above zero."""
         value = self._required(key, "an integer above 0")

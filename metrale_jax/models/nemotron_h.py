@@ -138,6 +138,7 @@ FAMILY = Family(
     describe=describe,
     defaults={
         "head_dim": 128,
+        "num_key_value_heads": 8,
         "max_position_embeddings": 4096,
         "mlp_hidden_act": "relu2",
         "mlp_bias": False,

@@ -124,3 +124,21 @@ def test_every_field_that_changes_a_model_is_read_or_refused(name):
 def test_a_window_that_is_null_is_none_and_not_the_default(name):
     config = config_of(name, sliding_window=None)
     assert {layer.mixers[0].window for layer in config.layers} == {0}
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen3", "mixtral", "gpt-oss", "bamba", "nemotron-h", "falcon-h1"])
+def test_key_heads_that_are_null_are_as_many_as_heads(name):
+    config = config_of(name, num_key_value_heads=None)
+    attention = [mixer for layer in config.layers for mixer in layer.mixers if hasattr(mixer, "num_kv_heads")]
+    assert attention and all(mixer.num_kv_heads == mixer.num_heads for mixer in attention)
+
+
+def test_a_falcon_is_as_wide_as_transformers_takes_it_for():
+    values = json.loads((GOLDENS / "falcon-h1" / "config.json").read_text())
+    family = family_for(values["architectures"][0])
+    wide = {**values, "mamba_d_head": "auto", "mamba_n_heads": 8, "mamba_expand": 2}
+    for said, width in (({}, 1024), ({"mamba_d_ssm": None}, 2 * values["hidden_size"])):
+        without = {key: value for key, value in wide.items() if key != "mamba_d_ssm"}
+        config = described(family, RawConfig(without | said, family.defaults, "falcon")).config
+        [mamba] = {mixer for layer in config.layers for mixer in layer.mixers if hasattr(mixer, "state_dim")}
+        assert mamba.num_heads * mamba.head_dim == width
