@@ -79,10 +79,10 @@ def test_options_say_what_is_wrong_and_default_to_no_limit():
     formats = chosen_formats(RunOptions(state_max_norm=3, state_norm_tokens=128), "cpu", "float32")[1]
     assert (formats.max_norm, formats.norm_tokens) == (3.0, 128)
     for options in ({"state_max_norm": -1.0}, {"state_max_norm": float("nan")}, {"state_max_norm": "3"}):
-        with pytest.raises(ConfigError, match="state_max_norm=.* is not a number from 0"):
+        with pytest.raises(ConfigError, match="state_max_norm=.* is not a number"):
             chosen_formats(RunOptions(**options), "cpu", "float32")
     for tokens in (0, 65, 64.0, True):
-        with pytest.raises(ConfigError, match="state_norm_tokens=.* is not a multiple of 64"):
+        with pytest.raises(ConfigError, match="state_norm_tokens=.* is not (a multiple of 64|an integer)"):
             chosen_formats(RunOptions(state_norm_tokens=tokens), "cpu", "float32")
 
 

@@ -9,7 +9,10 @@ from pallas_kernels.paged_attention.op import RAGGED_IMPLEMENTATIONS
 from tests.pallas_kernels.problems import Problem
 
 IMPL = "mosaic_gpu-interpreted"
-FACTS = {"head_dim": 128, "v_head_dim": 128, "dtype": "bfloat16", "kv_format": "bfloat16", "block_size": 16}
+FACTS = {
+    **{"head_dim": 128, "v_head_dim": 128, "latent": 0},
+    **{"dtype": "bfloat16", "kv_format": "bfloat16", "block_size": 16},
+}
 
 
 def test_a_chunk_with_a_past_of_several_tiles_agrees_with_the_reference():

@@ -33,7 +33,7 @@ def test_every_platform_says_how_arrays_lie_in_its_memory():
 
 
 def test_what_the_gpus_kernel_declines_is_what_its_storage_says():
-    facts = {"dtype": "bfloat16", "head_dim": 128, "v_head_dim": 128, "kv_format": "int8"}
+    facts = {"dtype": "bfloat16", "head_dim": 128, "v_head_dim": 128, "kv_format": "int8", "latent": 0}
     sizes = beyond_signed_offsets("int8")
     for codes in (1, sizes.start - 1, sizes.start, 3 * GIB, sizes.stop - 1, sizes.stop, 9 * GIB):
         assert bool(supports(**facts, pool_codes=codes)) == (codes in sizes)
