@@ -187,8 +187,8 @@ def replay(bench: Bench, policy: SnapshotPolicy | None, seed: int, answered_toke
     }
 
 
-def measured(size: str, rounds: int, answered_tokens: int) -> dict:
-    """All figures of one model. The answers must not depend on the policy."""
+def measured(size: str, rounds: int, answered_tokens: int, replays: bool) -> dict:
+    """All figures of one model, with or without `replays` of conversations. No answer may depend on the policy."""
     bench = Bench(size)
     rng = np.random.default_rng(7)
     found = {
@@ -197,10 +197,12 @@ def measured(size: str, rounds: int, answered_tokens: int) -> dict:
         "answered_tokens": answered_tokens,
         "shared_prefix": first_tokens(bench, rng, rounds),
     }
-    replays = {name: replay(bench, policy, 11, answered_tokens) for name, policy in POLICIES.items()}
-    outputs = [one.pop("outputs") for one in replays.values()]
+    if not replays:
+        return found | {"conversations": {}}
+    runs = {name: replay(bench, policy, 11, answered_tokens) for name, policy in POLICIES.items()}
+    outputs = [one.pop("outputs") for one in runs.values()]
     found["same_answers"] = all(one == outputs[0] for one in outputs)
-    return found | {"conversations": replays}
+    return found | {"conversations": runs}
 
 
 def table(results: dict) -> str:
@@ -231,9 +233,13 @@ def main() -> None:
     parser.add_argument("--size", action="append", choices=list(SIZES), help="may be repeated; both by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--answered", type=int, default=48, help="tokens of each answer in a conversation")
+    parser.add_argument("--no-replays", action="store_true", help="first tokens alone, without conversations")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    results = {size: measured(size, options.rounds, options.answered) for size in options.size or list(SIZES)}
+    results = {
+        size: measured(size, options.rounds, options.answered, not options.no_replays)
+        for size in options.size or list(SIZES)
+    }
     print(table(results))
     if options.output:
         options.output.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1) + "\n")
