@@ -3,11 +3,11 @@
 
 from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig
 from metrale_jax.core.errors import ConfigError
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, attention_specs, decoder_specs, mlp_specs, with_norms
 from metrale_jax.models.family import Description, Family, activation_of, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.mamba2_specs import Mamba2Names, mamba2_config, mamba2_specs, silu_only, step_limits
+from metrale_jax.models.stack import LayerParams
 
 FIELDS = {
     "num_heads": "mamba_n_heads",

@@ -13,44 +13,43 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from metrale_jax.core.batch import TokenBatch
 from metrale_jax.core.config import LayerConfig, ModelConfig
+from metrale_jax.core.errors import ConfigError
 from metrale_jax.layers import embed as embedding
 from metrale_jax.layers.norm import rms_norm
 from metrale_jax.layers.parallel import AXIS, WHOLE, gathered, over_devices
-from metrale_jax.layers.placement import Placement
-from metrale_jax.layers.registry import FEED_FORWARDS, MIXERS
-from metrale_jax.layers.rope import rope_tables
-from metrale_jax.models.outline import first_index, outlined
+from metrale_jax.layers.registry import MIXERS
+from metrale_jax.models.proposer import AbstractProposer
+from metrale_jax.models.stack import Stack, run_stack
 from metrale_jax.sharding.rules import tensor_size
 from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import Pool, PoolLayout, make_layout, pool_specs
 from metrale_jax.state.positions import advanced, located, misplaced
 
+Edit = Callable[[int, Any, TokenBatch], Any]
 
-@struct.dataclass
-class LayerParams:
-    """One block: params of each of its `mixers`, of its `mlp` (`()` for none), and up to four norm weights `[D]`."""
 
-    mixers: tuple
-    mlp: Any = ()
-    mixer_norm: Any = ()
-    mixer_post_norm: Any = ()
-    mlp_norm: Any = ()
-    mlp_post_norm: Any = ()
+def unchanged(number: int, x: Float[Array, "T D"], batch: TokenBatch) -> Float[Array, "T D"]:
+    """`x`: the edit that makes none."""
+    return x
 
 
 @struct.dataclass
 class DecoderParams:
-    """`embed [V, D]`, `layers`, `final_norm [D]` and `head [V, D]`, which is `()` where the embedding serves."""
+    """`embed [V, D]`, `layers`, `final_norm [D]` and `head [V, D]`, which is `()` where the embedding serves.
+
+    `drafter` are the weights of the model's proposer, `()` where it has none.
+    """
 
     embed: Any
     layers: tuple
     final_norm: Any
     head: Any = ()
+    drafter: Any = ()
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,15 @@ class Sharing:
 @dataclass(frozen=True)
 class Model:
     """The static half of a model: config, pool layout, the platform that its steps are lowered for, which
-    implementation of paged attention they take there, and how devices share it (None for one device: see
-    `models.tensor_parallel`)."""
+    implementation of paged attention they take there, how devices share it (None for one device: see
+    `models.tensor_parallel`), and what drafts tokens for it, if anything does."""
 
     config: ModelConfig
     layout: PoolLayout
     platform: str
     attention: str = "auto"
     sharing: Sharing | None = None
+    proposer: AbstractProposer | None = None
 
     @property
     def mesh(self) -> Mesh | None:
@@ -91,63 +91,86 @@ def make_model(
     formats: StateFormats,
     attention: str = "auto",
     sharing: Sharing | None = None,
+    proposer: AbstractProposer | None = None,
 ) -> Model:
-    """The model's static half for one platform and block size."""
+    """The model's static half for one platform and block size. What layers of the `proposer` keep of a sequence lies in
+    the model's pool, after its own layers."""
     num_shards = 1 if sharing is None else tensor_size(sharing.mesh)
-    layout = make_layout(layer_states(config, formats), block_size, platform, num_shards)
-    return Model(config, layout, platform, attention, sharing)
+    specs, carried = layer_states(config, formats), ()
+    if proposer is not None:
+        specs, carried = (*specs, *proposer.layer_states(formats)), proposer.carried(config)
+    layout = make_layout(specs, block_size, platform, num_shards, carried)
+    return Model(config, layout, platform, attention, sharing, proposer)
 
 
 def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:
     """Final hidden rows of every token of `batch`, and the pool with their keys and values in it."""
+    hidden, pool, _ = forward_probed(model, params, pool, batch)
+    return hidden, pool
+
+
+def forward_probed(
+    model: Model,
+    params: DecoderParams,
+    pool: Pool,
+    batch: TokenBatch,
+    captures: tuple[int, ...] = (),
+    edit: Edit = unchanged,
+) -> tuple[Float[Array, "T D"], Pool, tuple[Float[Array, "T D"], ...]]:
+    """What `forward` gives, and the residual stream's rows after so many layers as each of `captures` says.
+
+    0 are the embeddings. `edit(number, x, batch)` gives the rows that go on after `number` layers in place of `x [T,
+    D]`: it is called while the program is traced, so that what it leaves as it is costs nothing.
+    """
+    wrong = [number for number in captures if not 0 <= number <= len(model.config.layers)]
+    if wrong:
+        raise ConfigError(f"captures={wrong} are no numbers of layers from 0 to {len(model.config.layers)}; name some.")
     if model.sharing is None:
-        return _forward(model, params, pool, batch)
+        return _forward(model, captures, edit, params, pool, batch)
     pools = pool_specs(pool, model.mesh)
-    local = partial(_forward, _on_one_device(model))
-    return over_devices(local, model.mesh, (model.sharing.params, pools, WHOLE), (WHOLE, pools))(params, pool, batch)
+    local = partial(_forward, _on_one_device(model), captures, edit)
+    results = WHOLE, pools, (WHOLE,) * len(captures)
+    return over_devices(local, model.mesh, (model.sharing.params, pools, WHOLE), results)(params, pool, batch)
 
 
-def _forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:
+def _forward(model: Model, captures: tuple[int, ...], edit: Edit, params: DecoderParams, pool: Pool, batch: TokenBatch):
+    config = model.config
+    x = embedded(model, params, batch.tokens)
+    if pool.slot_groups:
+        batch = located(batch, pool.positions, model.layout.num_pending)
+    kept = {}
+
+    def between(number, x):
+        kept[number] = x = edit(number, x, batch)
+        return x
+
+    stack = Stack(config.layers, tuple(range(len(config.layers))), config.norm_eps, config.residual_scale)
+    x, groups = run_stack(model, stack, params.layers, x, pool, batch, between)
+    return *_finished(model, params, pool, groups, batch, x), tuple(kept[number] for number in captures)
+
+
+def embedded(model: Model, params: DecoderParams, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+    """The rows of `tokens` as the model's layers take them."""
     config = model.config
     with jax.named_scope("embed"):
         axis = AXIS if params.embed.shape[0] < config.vocab_size else ""
-        x = embedding.embed(batch.tokens, params.embed, config.embed_scale, axis)
-    tables = {rope: rope_tables(rope, batch.positions, batch.rope_lens) for rope in config.ropes}
-    if pool.slot_groups:
-        batch = located(batch, pool.positions, model.layout.num_pending)
-    groups = [*pool.groups, *pool.slot_groups]
-    indices = [first_index(model.platform, batch.positions)] * len(groups)
-    for number, (layer, weights) in enumerate(zip(config.layers, params.layers, strict=True)):
-        used = [group for group, _ in model.layout.placement[number]]
-        shared = _axes(model.sharing, number)
-        places = tuple(
-            Placement(group, config.norm_eps, model.platform, model.attention, *shared) for group in used or [0]
-        )
-        block = Block(layer, places, config.residual_scale)
-        ropes = tuple(tables.get(getattr(mixer, "rope", None), ()) for mixer in layer.mixers)
-        storages = tuple((groups[group], indices[group]) for group in used)
-        x, storages = outlined(block, model.platform)(x, weights, ropes, batch, storages)
-        for group, storage in zip(used, storages, strict=True):
-            groups[group], indices[group] = storage
-    return _finished(model, params, pool, groups, batch, x)
+        return embedding.embed(tokens, params.embed, config.embed_scale, axis)
 
 
 def _finished(model: Model, params: DecoderParams, pool: Pool, groups: list, batch: TokenBatch, x):
-    count = len(pool.groups)
     with jax.named_scope("final_norm"):
         x = rms_norm(x, params.final_norm, model.config.norm_eps)
+    pool = with_groups(pool, groups)
     if not pool.slot_groups:
-        return x, Pool(tuple(groups))
+        return x, pool
     x = jnp.where(misplaced(batch, model.layout.num_pending)[:, None], jnp.nan, x)
-    return x, Pool(tuple(groups[:count]), tuple(groups[count:]), advanced(pool.positions, batch))
+    return x, pool.replace(positions=advanced(pool.positions, batch))
 
 
-def _axes(sharing: Sharing | None, layer: int) -> tuple[str, str]:
-    """The axis that shares a layer's heads, and the same if one norm is over all of them."""
-    if sharing is None:
-        return "", ""
-    (weights,) = sharing.params.layers[layer].mixers
-    return AXIS, AXIS if weights.q_norm == PartitionSpec(AXIS) else ""
+def with_groups(pool: Pool, groups: list) -> Pool:
+    """The pool with other contents of its groups, those held by slot after those held by block."""
+    count = len(pool.groups)
+    return pool.replace(groups=tuple(groups[:count]), slot_groups=tuple(groups[count:]))
 
 
 def _on_one_device(model: Model) -> Model:
@@ -160,45 +183,6 @@ def _on_one_device(model: Model) -> Model:
         return replace(layer, mixers=(replace(attention, num_heads=heads, num_kv_heads=kv_heads),))
 
     return replace(model, config=replace(model.config, layers=tuple(map(local, model.config.layers))))
-
-
-@dataclass(frozen=True)
-class Block:
-    """One decoder layer as a function of its static facts; equal blocks are one function."""
-
-    layer: LayerConfig
-    places: tuple[Placement, ...]
-    residual: float
-
-    def __call__(self, x, weights: LayerParams, ropes: tuple, batch: TokenBatch, storages: tuple):
-        """The layer's output rows `[T, D]`, and its states brought up to date.
-
-        `storages` has for each mixer its group's storage and the layer's index there; it comes back with the indices
-        of the next layers. `ropes` are each mixer's rotary tables.
-        """
-        eps, layer = self.places[0].norm_eps, self.layer
-        after = []
-        if layer.mixers:
-            with jax.named_scope("mixer"):
-                hidden = rms_norm(x, weights.mixer_norm, eps)
-                outputs = []
-                each = zip(layer.mixers, weights.mixers, ropes, storages, self.places, strict=True)
-                for config, params, tables, (storage, index), place in each:
-                    run = MIXERS[type(config)].run
-                    out, storage = run(hidden, params, config, tables, batch, storage, index, place)
-                    outputs.append(out)
-                    after.append((storage, index + 1))
-                x = x + _scaled(rms_norm(sum(outputs[1:], outputs[0]), weights.mixer_post_norm, eps), self.residual)
-        if layer.mlp is not None:
-            with jax.named_scope("mlp"):
-                run = FEED_FORWARDS[type(layer.mlp)].run
-                hidden = run(rms_norm(x, weights.mlp_norm, eps), weights.mlp, layer.mlp, self.places[0])
-                x = x + _scaled(rms_norm(hidden, weights.mlp_post_norm, eps), self.residual)
-        return x, tuple(after)
-
-
-def _scaled(x, scale: float):
-    return x if scale == 1.0 else x * scale
 
 
 def _gathered(logits: Callable, axis: str, hidden, head):

@@ -11,7 +11,8 @@ from metrale_jax.core.specs import ParamSpec, Part, Source, Transform, identity,
 from metrale_jax.layers.attention import AttentionLayerParams
 from metrale_jax.layers.linear import Linear
 from metrale_jax.layers.mlp import MlpParams
-from metrale_jax.models.decoder import DecoderParams, LayerParams
+from metrale_jax.models.decoder import DecoderParams
+from metrale_jax.models.stack import LayerParams
 from metrale_jax.sharding import axes
 
 

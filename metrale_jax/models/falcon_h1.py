@@ -10,7 +10,6 @@ from metrale_jax.layers.attention import AttentionLayerParams
 from metrale_jax.layers.mamba2 import Mamba2Config, Mamba2Params
 from metrale_jax.layers.mlp import MlpParams
 from metrale_jax.models.bamba import FIELDS, feed_forward_names, head_dim
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import attention_specs, decoder_specs, mlp_specs, with_norms
 from metrale_jax.models.family import Description, Family, activation_of, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
@@ -22,6 +21,7 @@ from metrale_jax.models.mamba2_specs import (
     silu_only,
     step_limits,
 )
+from metrale_jax.models.stack import LayerParams
 
 
 def describe(raw: RawConfig) -> Description:

@@ -9,7 +9,6 @@ from metrale_jax.core.config import LayerConfig, ModelConfig
 from metrale_jax.core.specs import ParamSpec, Source
 from metrale_jax.layers.linear import Linear
 from metrale_jax.layers.moe import MoeConfig, MoeParams, RouterConfig
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, LayerSpecs, attention_specs, decoder_specs, with_norms
 from metrale_jax.models.family import (
     Description,
@@ -25,6 +24,7 @@ from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import router_specs
 from metrale_jax.models.mxfp4 import Mxfp4Rows, mxfp4_sources
 from metrale_jax.models.rope_config import parse_rope, rope_params
+from metrale_jax.models.stack import LayerParams
 from metrale_jax.sharding import axes
 from pallas_kernels.activations import Activation
 

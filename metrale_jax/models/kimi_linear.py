@@ -15,12 +15,12 @@ from metrale_jax.layers.kda import KdaConfig, KdaParams
 from metrale_jax.layers.linear import Linear
 from metrale_jax.layers.mla import MlaConfig, MlaParams
 from metrale_jax.layers.moe import MoeConfig, RouterConfig
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs, linear_specs, mlp_specs, with_norms
 from metrale_jax.models.delta_specs import KINDS, ONLY, flattened, kinds, numbers_spec, rows_spec, taps_spec
 from metrale_jax.models.family import Description, Family, activation_of, either, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
+from metrale_jax.models.stack import LayerParams
 from metrale_jax.sharding import axes
 from pallas_kernels.activations import Activation
 

@@ -2,11 +2,11 @@
 """Mamba-2 (Dao and Gu 2024; Codestral Mamba): nothing but Mamba-2 layers, each after its norm."""
 
 from metrale_jax.core.config import LayerConfig
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs, with_norms
 from metrale_jax.models.family import Description, Family, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.mamba2_specs import ENDLESS, Mamba2Names, mamba2_config, mamba2_specs, silu_only, step_limits
+from metrale_jax.models.stack import LayerParams
 
 FIELDS = {
     "num_heads": "num_heads",

@@ -8,7 +8,6 @@ from metrale_jax.core.specs import ParamSpec, Part, Source, stacked_rows
 from metrale_jax.layers.linear import Linear
 from metrale_jax.layers.mlp import MlpParams
 from metrale_jax.layers.moe import MoeConfig, MoeParams
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import (
     DecoderNames,
     LayerSpecs,
@@ -18,6 +17,7 @@ from metrale_jax.models.decoder_specs import (
     linear_specs,
     with_norms,
 )
+from metrale_jax.models.stack import LayerParams
 from metrale_jax.sharding import axes
 
 

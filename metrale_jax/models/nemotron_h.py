@@ -9,13 +9,13 @@ from types import MappingProxyType
 from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig
 from metrale_jax.core.errors import ConfigError, Unsupported
 from metrale_jax.layers.moe import MoeConfig
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, attention_specs, decoder_specs, mlp_specs, with_norms
 from metrale_jax.models.family import Description, Family, activation_of, attention_config, layered_config
 from metrale_jax.models.glm4_moe import router_of
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.mamba2_specs import Mamba2Names, mamba2_config, mamba2_specs, silu_only
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
+from metrale_jax.models.stack import LayerParams
 from pallas_kernels.activations import Activation
 
 FIELDS = {

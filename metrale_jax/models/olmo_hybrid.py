@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from metrale_jax.core.config import AttentionConfig, LayerConfig, ModelConfig
 from metrale_jax.layers.gated_delta import GatedDeltaConfig
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs, dense_layer, mlp_specs, with_norms
 from metrale_jax.models.delta_specs import ONLY, DeltaNames, delta_heads, every_nth, gated_delta_specs, kinds
 from metrale_jax.models.family import Description, Family, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.qwen3_next import dense
 from metrale_jax.models.rope_config import rope_params
+from metrale_jax.models.stack import LayerParams
 
 # Whatever rms_norm_eps says.
 OUTPUT_NORM_EPS = 1e-5

@@ -8,7 +8,6 @@ from metrale_jax.layers.delta_rule import DeltaHeads
 from metrale_jax.layers.gated_delta import GatedDeltaConfig
 from metrale_jax.layers.moe import MoeConfig, RouterConfig
 from metrale_jax.models import delta_specs
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import (
     DecoderNames,
     LayerSpecs,
@@ -31,6 +30,7 @@ from metrale_jax.models.family import Description, Family, activation_of, attent
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
 from metrale_jax.models.qwen3_moe import sparse_layers
+from metrale_jax.models.stack import LayerParams
 from pallas_kernels.activations import Activation
 
 EXPERTS = ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")

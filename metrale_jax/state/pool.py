@@ -24,18 +24,33 @@ from pallas_kernels.storage import STORAGE, Gap
 @struct.dataclass
 class Pool:
     """Storage in the order of `PoolLayout`: `groups` held by block, `slot_groups` by slot. int32 `positions [U]` says
-    how many tokens the state in a slot has taken in; `()` where no layer keeps state in slots."""
+    how many tokens the state in a slot has taken in; `()` where no layer keeps state in slots. `carry` has by
+    name arrays `[U, ...]` of what a proposer knows of the sequence in each slot."""
 
     groups: tuple
     slot_groups: tuple = ()
     positions: Any = ()
+    carry: dict = struct.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CarrySpec:
+    """The name of what is carried, and its shape and dtype for one slot."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+# The name of what a sequence's tokens by position are carried under.
+TOKENS = "tokens"
 
 
 @dataclass(frozen=True)
 class PoolLayout:
     """How layers map to groups: `groups` and `slot_groups` hold the distinct specs, `placement[i]` the (group, index in
     it) of each state of layer i, where slot groups are counted on from the others. The pool is in the memory of a
-    `platform`, what is shared out of it among `num_shards` devices."""
+    `platform`, what is shared out of it among `num_shards` devices. `carried` is what a proposer keeps by slot."""
 
     groups: tuple[Hashable, ...]
     placement: tuple[tuple[tuple[int, int], ...], ...]
@@ -43,6 +58,7 @@ class PoolLayout:
     platform: str
     num_shards: int
     slot_groups: tuple[Hashable, ...] = ()
+    carried: tuple[CarrySpec, ...] = ()
 
     def num_layers(self, group: int) -> int:
         """Layers of a group."""
@@ -82,6 +98,11 @@ class PoolLayout:
         return tuple(dict.fromkeys(spec.kv_format for spec in self.groups))
 
     @property
+    def holds_slots(self) -> bool:
+        """Whether anything is held by slot."""
+        return bool(self.slot_groups or self.carried)
+
+    @property
     def num_pending(self) -> int:
         """The drafted tokens that every slot can hold until it is known which stand."""
         return min((spec.num_pending for spec in self.slot_groups), default=0)
@@ -105,7 +126,11 @@ class PoolLayout:
 
 
 def make_layout(
-    specs: tuple[tuple[Hashable, ...], ...], block_size: int, platform: str, num_shards: int = 1
+    specs: tuple[tuple[Hashable, ...], ...],
+    block_size: int,
+    platform: str,
+    num_shards: int = 1,
+    carried: tuple[CarrySpec, ...] = (),
 ) -> PoolLayout:
     """Equal specs stacked into groups, in order of first appearance; `specs[i]` are those of layer i.
 
@@ -124,7 +149,7 @@ def make_layout(
             places.append((group, counts[group]))
             counts[group] += 1
         placement.append(tuple(places))
-    return PoolLayout(by_block, tuple(placement), block_size, platform, num_shards, by_slot)
+    return PoolLayout(by_block, tuple(placement), block_size, platform, num_shards, by_slot, carried)
 
 
 def abstract_pool(layout: PoolLayout, num_blocks: tuple[int, ...], num_slots: int = 2) -> Pool:
@@ -138,7 +163,8 @@ def abstract_pool(layout: PoolLayout, num_blocks: tuple[int, ...], num_slots: in
         BY_SLOT[type(spec)].abstract(spec, layout.num_layers(g), num_slots)
         for g, spec in enumerate(layout.slot_groups, start=len(layout.groups))
     )
-    return Pool(blocks, slots, jax.ShapeDtypeStruct((num_slots,), jnp.int32) if slots else ())
+    carry = {one.name: jax.ShapeDtypeStruct((num_slots, *one.shape), jnp.dtype(one.dtype)) for one in layout.carried}
+    return Pool(blocks, slots, jax.ShapeDtypeStruct((num_slots,), jnp.int32) if slots else (), carry)
 
 
 def pool_specs(pool: Pool, mesh: Mesh) -> Pool:
@@ -150,8 +176,11 @@ def pool_specs(pool: Pool, mesh: Mesh) -> Pool:
     def groups(storages):
         return tuple(jax.tree.map(placed, kv, OF_STORAGE[type(kv)].logical_axes(kv)) for kv in storages)
 
-    positions = jax.tree.map(lambda leaf: placed(leaf, (axes.SLOTS,)), pool.positions)
-    return Pool(groups(pool.groups), groups(pool.slot_groups), positions)
+    def by_slot(leaf):
+        return placed(leaf, (axes.SLOTS, *(axes.STATE,) * (leaf.ndim - 1)))
+
+    by_blocks, by_slots = groups(pool.groups), groups(pool.slot_groups)
+    return Pool(by_blocks, by_slots, jax.tree.map(by_slot, pool.positions), jax.tree.map(by_slot, pool.carry))
 
 
 def zeros(spec: jax.ShapeDtypeStruct) -> jax.Array:
@@ -183,18 +212,31 @@ def write_blocks(pool: Pool, blocks, content: tuple) -> Pool:
 
 
 def read_slots(pool: Pool, slots) -> tuple:
-    """What is in `slots [n]`, their positions last, as `write_slots` takes it."""
+    """What is in `slots [n]`, as `write_slots` takes it: of each group, their positions, and what is carried."""
     groups = tuple(OF_STORAGE[type(one)].read_slots(one, slots) for one in pool.slot_groups)
-    return *groups, pool.positions[slots]
+    return groups, *jax.tree.map(lambda leaf: leaf[slots], (pool.positions, pool.carry))
 
 
 def write_slots(pool: Pool, slots, content: tuple) -> Pool:
-    """The pool with `slots [n]` overwritten, their positions too."""
-    *groups, positions = content
+    """The pool with `slots [n]` overwritten, their positions and what is carried too."""
+    groups, *others = content
     each = zip(pool.slot_groups, groups, strict=True)
     written = tuple(OF_STORAGE[type(one)].write_slots(one, slots, new) for one, new in each)
-    positions = pool.positions.at[slots].set(positions, mode="promise_in_bounds")
-    return pool.replace(slot_groups=written, positions=positions)
+
+    def put(leaf, new):
+        return leaf.at[slots].set(new, mode="promise_in_bounds")
+
+    positions, carry = jax.tree.map(put, (pool.positions, pool.carry), tuple(others))
+    return pool.replace(slot_groups=written, positions=positions, carry=carry)
+
+
+def begin_slots(pool: Pool, slots, tokens) -> Pool:
+    """The pool in whose `slots [n]` sequences begin: nothing is carried there but their known `tokens [n, C]`, by
+    position, where those are."""
+    carry = {name: leaf.at[slots].set(0, mode="promise_in_bounds") for name, leaf in pool.carry.items()}
+    if TOKENS in carry:
+        carry[TOKENS] = carry[TOKENS].at[slots].set(tokens, mode="promise_in_bounds")
+    return pool.replace(carry=carry)
 
 
 def limit_slots(pool: Pool, slots, max_norms: tuple) -> Pool:

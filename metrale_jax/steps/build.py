@@ -21,6 +21,7 @@ from metrale_jax.models.decoder import Model
 from metrale_jax.state.pool import (
     Pool,
     abstract_pool,
+    begin_slots,
     copy_blocks,
     copy_slots,
     limit_slots,
@@ -62,6 +63,7 @@ UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
         "copy_blocks": (copy_blocks, (0,)),
         "copy_slots": (copy_slots, (0,)),
         "limit_slots": (limit_slots, (0,)),
+        "begin_slots": (begin_slots, (0,)),
         "read_blocks": (read_blocks, ()),
         "write_blocks": (write_blocks, (0,)),
         "read_slots": (read_slots, ()),

@@ -6,11 +6,12 @@ from jaxtyping import Array, Int
 
 from metrale_jax.core.batch import concatenate
 from metrale_jax.core.sequence import SequenceState
-from metrale_jax.models.decoder import DecoderParams, Model, forward
+from metrale_jax.models.decoder import DecoderParams, Model
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch, uniform_batch
 from metrale_jax.steps.outcome import StepOutput, remembering_chunks
 from metrale_jax.steps.prefill import after_prefill
+from metrale_jax.steps.target import run_target
 from metrale_jax.steps.verify import after_verify
 
 
@@ -30,7 +31,7 @@ def mixed(
     none, zero = jnp.zeros((num_decoding, 0), jnp.int32), jnp.zeros(num_decoding, jnp.int32)
     decoding = uniform_batch(decode_state, none, zero, block_size)
     prefilling = ragged_batch(prefill_state, tokens, lengths, block_size)
-    hidden, pool = forward(model, params, pool, concatenate(decoding, prefilling))
+    hidden, pool = run_target(model, params, pool, concatenate(decoding, prefilling))
     rows = hidden[:num_decoding]
     decode_state, decoded = after_verify(model, params, decode_state, rows, none, zero, num_logprobs)
     chunks = hidden[num_decoding:]

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from metrale_jax.core.sequence import SequenceState
-from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logits
+from metrale_jax.models.decoder import DecoderParams, Model, head_logits
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch
 from metrale_jax.steps.outcome import StepOutput, remembering, remembering_chunks, sample_rows
+from metrale_jax.steps.target import run_target
 
 
 def prefill(
@@ -26,7 +27,7 @@ def prefill(
     prompt's last; elsewhere the next chunk's tokens take its place. A length of 0 leaves a sequence as it was.
     """
     batch = ragged_batch(state, tokens, lengths, model.layout.block_size)
-    hidden, pool = forward(model, params, pool, batch)
+    hidden, pool = run_target(model, params, pool, batch)
     state = remembering_chunks(state, tokens, lengths)
     state, out = after_prefill(model, params, state, hidden, lengths, num_logprobs)
     return pool, state, out

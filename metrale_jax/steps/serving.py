@@ -15,12 +15,13 @@ from jaxtyping import Array, Float, Int
 
 from metrale_jax.core.batch import concatenate
 from metrale_jax.core.sequence import SequenceState
-from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logits
+from metrale_jax.models.decoder import DecoderParams, Model, head_logits
 from metrale_jax.sampling.history import remember
 from metrale_jax.sampling.rules import ruled_logits
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch, uniform_batch
 from metrale_jax.steps.outcome import StepOutput, sample_rows
+from metrale_jax.steps.target import run_target
 
 
 @struct.dataclass
@@ -62,15 +63,15 @@ def advance(
     slot's last drawn token.
     """
     if isinstance(chunks, tuple):
-        hidden, pool = forward(model, params, pool, _decode_batch(model, last_tokens, decoding))
+        hidden, pool = run_target(model, params, pool, _decode_batch(model, last_tokens, decoding))
         return pool, hidden, ()
     filling = ragged_batch(chunks.state, chunks.tokens, chunks.lengths, model.layout.block_size)
     ends = jnp.maximum(jnp.cumsum(chunks.lengths) - 1, 0)
     if isinstance(decoding, tuple):
-        hidden, pool = forward(model, params, pool, filling)
+        hidden, pool = run_target(model, params, pool, filling)
         return pool, hidden.at[ends].get(mode="clip"), hidden
     batch = concatenate(_decode_batch(model, last_tokens, decoding), filling)
-    hidden, pool = forward(model, params, pool, batch)
+    hidden, pool = run_target(model, params, pool, batch)
     num_decoding = decoding.slots.shape[0]
     rows = jnp.concatenate([jnp.arange(num_decoding, dtype=jnp.int32), num_decoding + ends])
     return pool, hidden.at[rows].get(mode="clip"), hidden[num_decoding:]

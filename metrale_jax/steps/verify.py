@@ -5,11 +5,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from metrale_jax.core.sequence import SequenceState
-from metrale_jax.models.decoder import DecoderParams, Model, forward, head_logits
+from metrale_jax.models.decoder import DecoderParams, Model, head_logits
 from metrale_jax.sampling.accept import accepted_lengths
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import uniform_batch
 from metrale_jax.steps.outcome import StepOutput, remembering, sample_rows
+from metrale_jax.steps.target import run_target
 
 
 def verify(
@@ -27,7 +28,7 @@ def verify(
     never read. Blocks for `draft_lens + 1` more tokens must be in the table.
     """
     batch = uniform_batch(state, drafts, draft_lens, model.layout.block_size)
-    hidden, pool = forward(model, params, pool, batch)
+    hidden, pool = run_target(model, params, pool, batch)
     state, out = after_verify(model, params, state, hidden, drafts, draft_lens, num_logprobs)
     return pool, state, out
 
