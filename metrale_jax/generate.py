@@ -16,7 +16,13 @@ from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.sampling.rows import SamplingRow, check_token_ids, needs_extras, sampling_state
 from metrale_jax.state.pool import Pool, PoolLayout, zeros
 from metrale_jax.steps.build import Steps
+from metrale_jax.steps.outcome import StepOutput
+from metrale_jax.steps.room import draft_room
 from pallas_kernels.shapes import ceil_div
+
+
+def untold(proposed: int, accepted: int) -> None:
+    """Nothing: the tally of whoever does not ask."""
 
 
 def generate_tokens(
@@ -28,12 +34,16 @@ def generate_tokens(
     stop_ids: Sequence[int] = (),
     fill: Callable = zeros,
     structure: Constraint | None = None,
+    num_drafts: int = 0,
+    tally: Callable[[int, int], None] = untold,
 ) -> list[int]:
     """Token ids of the answer to `prompt`, a stop id included if one ended it.
 
     `steps` are a model's compiled steps. `sampling.max_tokens` bounds the answer; text-level stops do not apply here,
-    bad words are lists of token ids, and `structure` is the constraint of a structured answer. Raises `RequestError`
-    where the rules leave no token to draw.
+    bad words are lists of token ids, and `structure` is the constraint of a structured answer. Up to `num_drafts`
+    tokens a step are drafted by the model's proposer, which changes no token; `tally(proposed, accepted)` is told of
+    each such step. Answers that are held to a form are not drafted. Raises `RequestError` where the rules leave no
+    token to draw.
     """
     config, layout = steps.model.config, steps.model.layout
     check_token_ids(sampling, config.vocab_size)
@@ -43,6 +53,8 @@ def generate_tokens(
     words = bad_word_ids(sampling.bad_words, _no_text)
     constraint = constraint_of(sampling, config.vocab_size, words, structure)
     pool = steps.make_pool((width + 1,) * len(layout.groups), fill)
+    if layout.carried:
+        pool = steps.run("begin_slots", pool, _ids([1]), _known(prompt, config.max_context_tokens))
     extras = constraint is not None
     state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size, extras)
     answer: list[int] = []
@@ -60,17 +72,28 @@ def generate_tokens(
                 tokens = _ids([*prompt, *answer][start:stop])
                 pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([stop - start]))
                 pool = limited(steps, pool, stop)
+        elif num_drafts and constraint is None:
+            room = draft_room(length, max_tokens - len(answer), config.recompute_len, layout.norm_tokens)
+            pool, state, out = steps.run("speculate", params, pool, state, _ids([room]), num_drafts=num_drafts)
+            pool = limited(steps, pool, length)
+            tally(int(out.num_drafts[0]), int(out.num_tokens[0]) - 1)
         else:
             pool, state, out = steps.run("decode", params, pool, state)
             pool = limited(steps, pool, length)
-        if not out.drawable[0, 0]:
-            raise RequestError(
-                f"no token may be drawn after {length} tokens, of {config.vocab_size}; loosen the rules."
-            )
-        answer.append(int(out.tokens[0, 0]))
+        for token, drawable in zip(*_standing(out), strict=True):
+            if not drawable:
+                raise RequestError(
+                    f"no token may be drawn after {length} tokens, of {config.vocab_size}; loosen the rules."
+                )
+            answer.append(token)
         if constraint is not None:
             constraint.accept(answer[-1])
     return answer
+
+
+def _standing(out: StepOutput) -> tuple[list[int], list[bool]]:
+    count = int(out.num_tokens[0])
+    return np.asarray(out.tokens)[0, :count].tolist(), np.asarray(out.drawable)[0, :count].tolist()
 
 
 def limited_spans(layout: PoolLayout, start: int, stop: int) -> list[tuple[int, int]]:
@@ -124,6 +147,12 @@ def _masked(state: SequenceState, mask: np.ndarray) -> SequenceState:
 
 def _no_text(word: str) -> Sequence[int]:
     raise RequestError(f"bad_words={word!r} is a text, tokens are compared here; give its token ids.")
+
+
+def _known(prompt: Sequence[int], length: int) -> np.ndarray:
+    known = np.zeros((1, length), np.int32)
+    known[0, : len(prompt)] = prompt
+    return known
 
 
 def _ids(values: Sequence[int]) -> np.ndarray:

@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 import tests.typecheck  # noqa: F401  (the hook below looks it up by attribute)
 
 SAMPLING = ["transforms", "sample", "accept", "rules", "history"]
-CHECKED = ["core", "state", "layers", "models", "steps", *(f"sampling.{name}" for name in SAMPLING)]
+CHECKED = ["core", "state", "layers", "models", "steps", "speculative", *(f"sampling.{name}" for name in SAMPLING)]
 install_import_hook(["pallas_kernels", *(f"metrale_jax.{name}" for name in CHECKED)], "tests.typecheck.check")
 
 import jax  # noqa: E402
@@ -71,6 +71,11 @@ class Golden:
         self.layout = self.steps.model.layout
         self.data = dict(np.load(GOLDENS / name / "golden.npz"))
         self.prompt = self.data["prompt"]
+
+    def drafted_by(self, proposer, drafter=(), block_size: int = 16, formats: StateFormats = FORMATS):
+        """Steps of the same model with a proposer, and params with its weights."""
+        model = make_model(self.config, "cpu", block_size, formats, proposer=proposer)
+        return Steps(model, row_major(jax.devices()[0])), self.params.replace(drafter=drafter)
 
 
 _LOADED: dict[tuple, Golden] = {}

@@ -40,8 +40,8 @@ class SamplingState:
 
     float32 `[S]`: `temperature` (0 is greedy), `top_n_sigma` (0 is off), `top_p`, `min_p`, `typical_p` (1 is off).
     int32 `[S]`: `top_k` (0 is off), `min_len`, the length in tokens below which none of `stop_ids` may be drawn. int32
-    `stop_ids [S, E]`, padded with the vocabulary size. uint32 `seed [S]`. `extras`: `SamplingExtras`, or `()` for a
-    batch in which no row needs them.
+    `stop_ids [S, E]`, which end an answer, padded with the vocabulary size. uint32 `seed [S]`. `extras`:
+    `SamplingExtras`, or `()` for a batch in which no row needs them.
     """
 
     temperature: Any

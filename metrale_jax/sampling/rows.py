@@ -16,8 +16,8 @@ from metrale_jax.sampling.params import MAX_LOGIT_BIAS, SamplingParams
 class SamplingRow:
     """One sequence as sampling sees it.
 
-    `stop_ids` are what `min_tokens` holds back. `tokens` are prompt and answer as far as the host knows them; those
-    that steps run or draw later are written on the device. `mask` are the words of a constraint, or none.
+    `stop_ids` end its answer; `min_tokens` holds them back. `tokens` are prompt and answer as far as the host knows
+    them; those that steps run or draw later are written on the device. `mask` are the words of a constraint, or none.
     """
 
     params: SamplingParams
@@ -40,12 +40,14 @@ def sampling_state(
 ) -> SamplingState:
     """The state of `rows`; None is padding. With extras where `history_len`, the tokens a sequence can have, is given.
 
-    `num_stop_ids` is the width of `stop_ids`; rows have at most as many where they ask for `min_tokens`.
+    `num_stop_ids` is the width of `stop_ids`; rows have at most as many where they ask for `min_tokens`. Of others the
+    first serve: that an answer ends is told by the host in any case.
     """
     stop_ids = np.full((len(rows), num_stop_ids), vocab_size, np.int32)
     for index, row in enumerate(rows):
-        if row is not None and row.params.min_tokens:
-            stop_ids[index, : len(row.stop_ids)] = row.stop_ids
+        if row is not None:
+            first = list(row.stop_ids)[:num_stop_ids]
+            stop_ids[index, : len(first)] = first
     column = _columns(rows)
     return SamplingState(
         temperature=column(np.float32, 0, lambda r: r.params.temperature),

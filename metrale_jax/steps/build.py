@@ -33,12 +33,14 @@ from metrale_jax.state.pool import (
     zeros,
 )
 from metrale_jax.steps.decode import decode
+from metrale_jax.steps.drafted import advance_drafts, judge
 from metrale_jax.steps.home import Home, placed_as
 from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
 from metrale_jax.steps.prompt_scores import prompt_logprobs
 from metrale_jax.steps.score import score
 from metrale_jax.steps.serving import advance, candidates, finish, keep_rows, pick_rows, put_tokens
+from metrale_jax.steps.speculate import speculate
 from metrale_jax.steps.verify import verify
 from pallas_kernels.dispatch import DispatchError
 
@@ -48,14 +50,16 @@ STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
         "prefill": (prefill, 1, 3),
         "decode": (decode, 1, 3),
         "verify": (verify, 1, 3),
+        "speculate": (speculate, 1, 3),
         "mixed": (mixed, 1, 5),
         "score": (score, 1, 3),
         "advance": (advance, 1, 3),
+        "advance_drafts": (advance_drafts, 1, 3),
     }
 )
 # Functions of a model and its params that leave the pool alone.
 HEADS: Mapping[str, Callable] = MappingProxyType(
-    {"finish": finish, "candidates": candidates, "prompt_scores": prompt_logprobs}
+    {"finish": finish, "judge": judge, "candidates": candidates, "prompt_scores": prompt_logprobs}
 )
 # Functions of neither, and which of their arguments are donated.
 UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(

@@ -7,12 +7,13 @@ from jaxtyping import Array, Int
 from metrale_jax.core.batch import concatenate
 from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model
+from metrale_jax.models.proposer import Drafts
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch, uniform_batch
 from metrale_jax.steps.outcome import StepOutput, remembering_chunks
 from metrale_jax.steps.prefill import after_prefill
 from metrale_jax.steps.target import run_target
-from metrale_jax.steps.verify import after_verify
+from metrale_jax.steps.verify import judged
 
 
 def mixed(
@@ -33,7 +34,7 @@ def mixed(
     prefilling = ragged_batch(prefill_state, tokens, lengths, block_size)
     hidden, pool = run_target(model, params, pool, concatenate(decoding, prefilling))
     rows = hidden[:num_decoding]
-    decode_state, decoded = after_verify(model, params, decode_state, rows, none, zero, num_logprobs)
+    decode_state, decoded = judged(model, params, decode_state, rows, Drafts(none, zero), num_logprobs)
     chunks = hidden[num_decoding:]
     prefill_state = remembering_chunks(prefill_state, tokens, lengths)
     prefill_state, filled = after_prefill(model, params, prefill_state, chunks, lengths, num_logprobs)

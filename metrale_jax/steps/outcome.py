@@ -23,9 +23,10 @@ PIECE_ROWS = 32
 class StepOutput:
     """What a step drew.
 
-    int32 `tokens [S, Q]`, of which the first `num_tokens [S]` stand; bool `finite [S]`, false where a logit was not a
-    finite number; bool `drawable [S, Q]`, false where the rules left nothing to draw and the token is 0. float32
-    `logprobs [S, Q]` and `top_logprobs [S, Q, k]` with int32 `top_ids`, or `()` where the step was built without them.
+    int32 `tokens [S, Q]`, of which the first `num_tokens [S]` stand; bool `finite [S]`, false where a logit that one of
+    them was drawn from was not a finite number; bool `drawable [S, Q]`, false where the rules left nothing to draw and
+    the token is 0. float32 `logprobs [S, Q]` and `top_logprobs [S, Q, k]` with int32 `top_ids`, or `()` where the step
+    was built without them. `num_drafts [S]` were verified, or `()`.
     """
 
     tokens: Any
@@ -35,12 +36,21 @@ class StepOutput:
     logprobs: Any = ()
     top_ids: Any = ()
     top_logprobs: Any = ()
+    num_drafts: Any = ()
+
+
+def standing(out: StepOutput, num_tokens: Int[Array, " S"], num_drafts: Any = ()) -> StepOutput:
+    """The output of `sample_rows` of which the first `num_tokens` of each row stand; whether the others were drawn from
+    finite logits is no matter. `num_drafts` of the row were drafts."""
+    later = jnp.arange(out.tokens.shape[1], dtype=jnp.int32) >= num_tokens[:, None]
+    return out.replace(num_tokens=num_tokens, finite=jnp.all(out.finite | later, axis=1), num_drafts=num_drafts)
 
 
 def sample_rows(
     logits: Float[Array, "R V"], sampling: SamplingState, positions: Int[Array, "S Q"], num_logprobs: int
 ) -> StepOutput:
-    """Tokens for `Q` consecutive positions of each sequence, `R = S Q` rows; all of them are taken to stand.
+    """Tokens for `Q` consecutive positions of each sequence, `R = S Q` rows, with `finite [S, Q]` of each: see
+    `standing` for what of them stands.
 
     Many rows are drawn a piece at a time, which changes no token: rules and filters make several arrays of the logits'
     size, and hundreds of rows of a large vocabulary would take gigabytes.
@@ -75,7 +85,7 @@ def _drawn(logits, sampling, positions, num_logprobs):
     out = StepOutput(
         tokens=tokens.reshape(num_sequences, width),
         num_tokens=jnp.full(num_sequences, width, jnp.int32),
-        finite=jnp.all(jnp.isfinite(logits), axis=-1).reshape(num_sequences, width).all(axis=1),
+        finite=jnp.all(jnp.isfinite(logits), axis=-1).reshape(num_sequences, width),
         drawable=drawable(ruled).reshape(num_sequences, width),
     )
     if not num_logprobs:

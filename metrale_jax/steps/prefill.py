@@ -8,7 +8,7 @@ from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model, head_logits
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch
-from metrale_jax.steps.outcome import StepOutput, remembering, remembering_chunks, sample_rows
+from metrale_jax.steps.outcome import StepOutput, remembering, remembering_chunks, sample_rows, standing
 from metrale_jax.steps.target import run_target
 
 
@@ -37,7 +37,8 @@ def after_prefill(model, params, state, hidden, lengths, num_logprobs):
     """State and output from the chunks' hidden rows `[T, D]`."""
     logits = head_logits(model, params, hidden, jnp.maximum(jnp.cumsum(lengths) - 1, 0))
     seq_len = state.seq_len + lengths
-    out = sample_rows(logits, state.sampling, seq_len[:, None], num_logprobs)
+    drawn = sample_rows(logits, state.sampling, seq_len[:, None], num_logprobs)
+    out = standing(drawn, jnp.ones_like(lengths))
     state = remembering(state, seq_len[:, None], out.tokens, lengths > 0)
     last = jnp.where(lengths > 0, out.tokens[:, 0], state.last_token)
     return state.replace(seq_len=seq_len, last_token=last), out

@@ -20,7 +20,7 @@ from metrale_jax.sampling.history import remember
 from metrale_jax.sampling.rules import ruled_logits
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import ragged_batch, uniform_batch
-from metrale_jax.steps.outcome import StepOutput, sample_rows
+from metrale_jax.steps.outcome import StepOutput, sample_rows, standing
 from metrale_jax.steps.target import run_target
 
 
@@ -127,9 +127,10 @@ def finish(
     before = jnp.where(rows.pending, rows.positions - 1, -1)
     extras = remember(rows.sampling.extras, before[:, None], last_tokens.at[rows.slots, None].get(mode="clip"))
     sampling = rows.sampling.replace(extras=extras)
-    out = sample_rows(logits, sampling, rows.positions[:, None], num_logprobs)
-    drawn = last_tokens.at[rows.slots].set(out.tokens[:, 0], mode="promise_in_bounds")
-    return drawn.at[0].set(0), out
+    drawn = sample_rows(logits, sampling, rows.positions[:, None], num_logprobs)
+    out = standing(drawn, jnp.ones_like(rows.positions))
+    last = last_tokens.at[rows.slots].set(out.tokens[:, 0], mode="promise_in_bounds")
+    return last.at[0].set(0), out
 
 
 def put_tokens(last_tokens: Int[Array, " U"], slots: Int[Array, " n"], tokens: Int[Array, " n"]) -> Int[Array, " U"]:
