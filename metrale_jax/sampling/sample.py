@@ -3,7 +3,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.sampling.params import GREEDY_BELOW
@@ -19,16 +19,29 @@ def draw(ruled: Float[Array, "R V"], sampling: SamplingState, positions: Int[Arr
     means greedy (Gumbel 1954; Maddison et al. 2014). The same row gives the same token in any batch. A row of minus
     infinity gives token 0, which `drawable` tells from a token that was drawn.
     """
-    greedy = _likeliest(ruled)
-    hot = sampling.temperature >= GREEDY_BELOW
+    greedy = likeliest(ruled)
+    hot = is_hot(sampling)
 
     def sampled(_):
-        scaled = ruled / jnp.where(hot, sampling.temperature, 1)[:, None]
-        kept = survives(scaled, filter_limits(scaled, sampling, hot))
-        noisy = jnp.where(kept, scaled + gumbel(sampling.seed, positions, ruled.shape[1]), -jnp.inf)
-        return jnp.where(hot, _likeliest(noisy), greedy)
+        noisy = filtered_logits(ruled, sampling) + gumbel(sampling.seed, positions, ruled.shape[1])
+        return jnp.where(hot, likeliest(noisy), greedy)
 
     return jax.lax.cond(jnp.any(hot), sampled, lambda _: greedy, None)
+
+
+def is_hot(sampling: SamplingState) -> Bool[Array, " R"]:
+    """Which rows draw; the others take the likeliest token."""
+    return sampling.temperature >= GREEDY_BELOW
+
+
+def filtered_logits(ruled: Float[Array, "R V"], sampling: SamplingState) -> Float[Array, "R V"]:
+    """The logits after temperature and filters, whose softmax tokens are drawn from; minus infinity for the filtered.
+
+    It says nothing about rows that are not hot.
+    """
+    hot = is_hot(sampling)
+    scaled = ruled / jnp.where(hot, sampling.temperature, 1)[:, None]
+    return jnp.where(survives(scaled, filter_limits(scaled, sampling, hot)), scaled, -jnp.inf)
 
 
 def drawable(ruled: Float[Array, "R V"]) -> Bool[Array, " R"]:
@@ -36,9 +49,9 @@ def drawable(ruled: Float[Array, "R V"]) -> Bool[Array, " R"]:
     return jnp.max(ruled, axis=-1) != -jnp.inf
 
 
-def _likeliest(scores: Float[Array, "R V"]) -> Int[Array, " R"]:
-    # The first index of the greatest score. Two plain reductions run in vector lanes; XLA's argmax, a reduction over
-    # pairs, takes the CPU twice as long. Rows with NaN, which the step reports, get the last id.
+def likeliest(scores: Float[Array, "R V"]) -> Int[Array, " R"]:
+    """The first index of the greatest score; the last id for rows with NaN, which the step reports."""
+    # Two plain reductions run in vector lanes; XLA's argmax, a reduction over pairs, takes the CPU twice as long.
     vocab = scores.shape[1]
     top = jnp.max(scores, axis=-1, keepdims=True)
     ids = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
@@ -47,12 +60,12 @@ def _likeliest(scores: Float[Array, "R V"]) -> Int[Array, " R"]:
 
 def gumbel(seeds: UInt[Array, " R"], positions: Int[Array, " R"], vocab: int) -> Float[Array, "R V"]:
     """Standard Gumbel noise, a row for each (seed, position)."""
-    root = jax.random.key(ROOT_SEED)
+    return jax.vmap(lambda s, p: jax.random.gumbel(noise_key(s, p), (vocab,), jnp.float32))(seeds, positions)
 
-    def row(seed, position):
-        return jax.random.gumbel(jax.random.fold_in(jax.random.fold_in(root, seed), position), (vocab,), jnp.float32)
 
-    return jax.vmap(row)(seeds, positions)
+def noise_key(seed: UInt[Array, ""], position: Int[Array, ""]) -> Key[Array, ""]:
+    """The key of all the noise of one token of a request."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(ROOT_SEED), seed), position)
 
 
 def chosen_logprobs(

@@ -123,7 +123,7 @@ def filtered_softmax(row, temperature=1.0, top_n_sigma=0.0, top_k=0, top_p=1.0, 
     scaled = row.astype(np.float64) / temperature
     p = np.exp(scaled - scaled.max())
     if top_n_sigma:
-        p[scaled < scaled.max() - top_n_sigma * scaled.std()] = 0
+        p[scaled < scaled.max() - top_n_sigma * scaled[scaled > -np.inf].std()] = 0
     order = np.argsort(-p)
     if top_k:
         p[order[top_k:]] = 0
