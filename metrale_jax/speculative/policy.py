@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DraftPolicy`: how many tokens to draft for each row of the next step, from what drafts and steps came to.
+
+A step's time depends on its rows and its width (the most drafts of a row), hardly on how many rows draft. So the
+policy compares, for each width, `tokens expected of these rows / time of such a step`, plain decoding being width 0,
+and keeps the width in use until another is clearly better. What has not been seen is tried, from an allowance of
+plain steps that may be lost: it grows by a small share of each step, drafts pay into it what they gain and out of it
+what they lose, and when it is empty nothing is drafted. Hence a useless drafter costs a bounded share of the time.
+
+No clock and no chance: the same calls give the same plans. Plans may run ahead of what was recorded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metrale_jax.core.errors import MetraleError
+from metrale_jax.speculative.acceptance import Acceptance, Outcome, RowView
+from metrale_jax.speculative.costs import ENOUGH, StepCosts
+from metrale_jax.speculative.settings import PolicySettings
+
+MODES = ("auto", "always")
+DEFAULTS = PolicySettings()
+# Acceptance that a trial of drafts hopes for.
+HOPE = 0.8
+# An uncertain time may turn out this share shorter, by its count.
+UNCERTAIN = 0.2
+# No step is held against drafts for more than this many plain ones: it was an accident.
+MAX_RATIO = 8.0
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What to draft: the step's width, and for each row at most so many, in the order of the rows."""
+
+    width: int
+    lens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DraftStats:
+    """How drafting stands. Pairs are by width, plain decoding first.
+
+    `width` is the one in use (0: not drafting), as decided for `num_rows` from `tokens_per_s` (empty until a plain
+    step was measured there) and `step_s` (widths measured there). `positions` are (proposed, accepted) of each draft
+    position. `allowance` is how many plain steps drafts may lose at present.
+    """
+
+    width: int
+    num_rows: int
+    tokens_per_s: tuple[tuple[int, float], ...]
+    step_s: tuple[tuple[int, float], ...]
+    steps: tuple[tuple[int, int], ...]
+    positions: tuple[tuple[int, int], ...]
+    num_switches: int
+    num_trials: int
+    allowance: float
+
+    @property
+    def drafting(self) -> bool:
+        """Whether drafts are in use."""
+        return self.width > 0
+
+    @property
+    def proposed(self) -> int:
+        """Drafts proposed so far."""
+        return sum(proposed for proposed, _ in self.positions)
+
+    @property
+    def accepted(self) -> int:
+        """Drafts accepted so far."""
+        return sum(accepted for _, accepted in self.positions)
+
+
+class _Watch:
+    """When something is to be tried next at a row count: drafts (`due`, `gap`), and a plain step (`plain_due`)."""
+
+    __slots__ = ("due", "gap", "plain_due", "plain_gap")
+
+    def __init__(self, gap: int):
+        self.gap, self.due = gap, 0
+        self.plain_due, self.plain_gap = 0, 1
+
+
+class DraftPolicy:
+    """Decides the drafts of each step. `widths` are those that steps are compiled for, ascending, without 0.
+
+    Mode "always" drafts as much as the largest width and the rows' rooms allow, whatever it costs.
+    """
+
+    def __init__(self, widths: tuple[int, ...], mode: str = "auto", settings: PolicySettings = DEFAULTS):
+        if not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
+            raise MetraleError(f"widths={widths} are not ascending numbers of drafts from 1 on; use e.g. (1, 3, 7).")
+        if mode not in MODES:
+            raise MetraleError(f"mode={mode!r} is none of {MODES}; use one of them.")
+        self.widths, self.mode, self.settings = tuple(widths), mode, settings
+        self._acceptance = Acceptance(self.widths, settings)
+        self._costs = StepCosts(settings.draft_cost)
+        self._watches: dict[int, _Watch] = {}
+        self._allowance = settings.loss_start
+        self._step = self._num_switches = self._num_trials = self._num_rows = 0
+        self._width = 0
+        self._tokens: list[float] = []
+        self._steps = dict.fromkeys((0, *self.widths), 0)
+
+    def plan(self, rows: Sequence[RowView], num_rows: int) -> DraftPlan:
+        """Drafts of the next step, whose rows are padded to `num_rows`. No row gets more than its room."""
+        self._step += 1
+        if self.mode == "always":
+            return self._filled(self.widths[-1], [room for _, room in rows])
+        rooms, drafts = self._acceptance.expect(rows, self._step)
+        self._num_rows, self._tokens = num_rows, [float(len(rows)), *(len(rows) + more for more in drafts)]
+        watch = self._watches.get(num_rows)
+        if watch is None:
+            watch = self._watches[num_rows] = _Watch(self.settings.min_gap)
+        if any(rooms):
+            self._switch()
+        if self._plain_is_due(watch):
+            return self._filled(0, rooms)
+        width = self._trial(watch)
+        if width and not self._width:
+            rooms = [room for _, room in rows]  # those that pause too: what they tell is free
+        return self._filled(width or self._width, rooms)
+
+    def record(self, width: int, num_rows: int, seconds: float | None, outcomes: Sequence[Outcome]) -> None:
+        """Takes in a step that was read: its time (None where it says nothing: prompts ran beside it, or a compiler),
+        and an outcome for each row; a plain step needs none."""
+        self._steps[width] += 1
+        if seconds is not None:
+            self._costs.record(num_rows, width, seconds)
+        accepted = self._acceptance.record(outcomes, self._step) if width else 0
+        gain = self.settings.loss_share
+        watch = self._watches.get(num_rows)
+        if width and outcomes:
+            lost = min(self._costs.ratio(num_rows, width), MAX_RATIO) - 1 - accepted / len(outcomes)
+            gain -= lost
+            if watch is not None and width != self._width:
+                self._space(watch, lost > 0)
+        self._allowance = min(self._allowance + gain, self.settings.loss_cap)
+        if not width and watch is not None and self._costs.count(num_rows, 0) > 1:
+            watch.plain_due = self._step + self.settings.plain_gap
+
+    def forget(self, request_id: int) -> None:
+        """Drops what is known of a request that has ended."""
+        self._acceptance.forget(request_id)
+
+    def stats(self) -> DraftStats:
+        """How drafting stands now."""
+        everything, rows = (0, *self.widths), self._num_rows
+        plain = self._costs.seconds(rows, 0)
+        step_s = [(width, self._costs.seconds(rows, width)) for width in everything]
+        rates = zip(everything, self._rates() if plain and self._tokens else (), strict=False)
+        return DraftStats(
+            width=self._width,
+            num_rows=rows,
+            tokens_per_s=tuple((width, rate / plain) for width, rate in rates),
+            step_s=tuple((width, seconds) for width, seconds in step_s if seconds is not None),
+            steps=tuple(self._steps.items()),
+            positions=self._acceptance.positions,
+            num_switches=self._num_switches,
+            num_trials=self._num_trials,
+            allowance=self._allowance,
+        )
+
+    def _filled(self, width: int, rooms: list[int]) -> DraftPlan:
+        """A plan of the narrowest width that holds what rows of these rooms draft at `width`."""
+        lens = tuple([room if room < width else width for room in rooms])
+        most = max(lens, default=0)
+        return DraftPlan(next((one for one in self.widths if one >= most), 0) if most > 0 else 0, lens)
+
+    def _rates(self) -> list[float]:
+        """Tokens in the time of a plain step, by width from 0 on."""
+        ratio, rows = self._costs.ratio, self._num_rows
+        return [self._tokens[0]] + [
+            tokens / ratio(rows, width) for tokens, width in zip(self._tokens[1:], self.widths, strict=True)
+        ]
+
+    def _switch(self) -> None:
+        """Takes another width into use if it is clearly better; plain decoding also when all that may be lost is."""
+        measured = {
+            width: tokens / ratio
+            for tokens, width in zip(self._tokens, (0, *self.widths), strict=True)
+            if (ratio := self._costs.measured(self._num_rows, width)) is not None
+        }
+        if self._allowance < 0:
+            best = 0
+        else:
+            best = max(measured, key=measured.__getitem__)
+            if measured[best] <= measured.get(self._width, 0) * (1 + self.settings.margin):
+                return
+        self._num_switches += best != self._width
+        self._width = best
+
+    def _plain_is_due(self, watch: _Watch) -> bool:
+        """Whether this step is to be plain, to see what that takes; asked less often while times say nothing."""
+        if self._step < watch.plain_due:
+            return False
+        watch.plain_due = self._step + watch.plain_gap
+        watch.plain_gap = min(2 * watch.plain_gap, self.settings.plain_gap)
+        return True
+
+    def _trial(self, watch: _Watch) -> int:
+        """The width to try in this step, in place of the one in use; 0 for none."""
+        if self._step < watch.due or self._allowance <= 0:
+            return 0
+        width = self._wider_or_narrower() if self._width else self._hopeful()
+        if width:
+            watch.due = self._step + watch.gap
+            self._num_trials += 1
+        return width
+
+    def _wider_or_narrower(self) -> int:
+        """A width whose time is uncertain and that would be clearly better than the one in use with some luck."""
+        best, target = 0, self._tokens[self.widths.index(self._width) + 1]
+        target *= (1 + self.settings.margin) / self._costs.ratio(self._num_rows, self._width)
+        for tokens, width in zip(self._tokens[1:], self.widths, strict=True):
+            count = self._costs.count(self._num_rows, width)
+            if width != self._width and count < ENOUGH:
+                rate = tokens / self._costs.ratio(self._num_rows, width) / (1 - UNCERTAIN / max(count, 1))
+                if rate > target:
+                    best, target = width, rate
+        return best
+
+    def _hopeful(self) -> int:
+        """The least width that would pay if drafts were good, and that may be lost on now; the least of all first."""
+        for width in self.widths:
+            ratio = self._costs.ratio(self._num_rows, width)
+            hoped = (1 - HOPE ** (width + 1)) / (1 - HOPE)
+            seen_twice = self._costs.count(self._num_rows, width) > 1  # once may have been an accident
+            if (not seen_twice or hoped > ratio * (1 + self.settings.margin)) and self._can_lose(ratio - 1):
+                return width
+        return 0
+
+    def _can_lose(self, steps: float) -> bool:
+        return self._allowance >= min(steps, self.settings.loss_cap)
+
+    def _space(self, watch: _Watch, lost: bool) -> None:
+        """Sets when to try again after a trial."""
+        watch.gap = min(2 * watch.gap, self.settings.max_gap) if lost else self.settings.min_gap
+        watch.due = self._step + (watch.gap if lost else 0)
