@@ -74,11 +74,11 @@ class DraftStats:
 class _Watch:
     """When something is to be tried next at a row count: drafts (`due`, `gap`), and a plain step (`plain_due`)."""
 
-    __slots__ = ("due", "gap", "plain_due", "plain_gap")
+    __slots__ = ("due", "gap", "plain_due", "plain_tries")
 
     def __init__(self, gap: int):
         self.gap, self.due = gap, 0
-        self.plain_due, self.plain_gap = 0, 1
+        self.plain_due = self.plain_tries = 0
 
 
 class DraftPolicy:
@@ -98,7 +98,7 @@ class DraftPolicy:
         self._watches: dict[int, _Watch] = {}
         self._allowance = settings.loss_start
         self._step = self._num_switches = self._num_trials = self._num_rows = 0
-        self._width = 0
+        self._width, self._unrest = 0, 0.0
         self._tokens: list[float] = []
         self._steps = dict.fromkeys((0, *self.widths), 0)
 
@@ -127,7 +127,7 @@ class DraftPolicy:
         self._steps[width] += 1
         if seconds is not None:
             self._costs.record(num_rows, width, seconds)
-        accepted = self._acceptance.record(outcomes, self._step) if width else 0
+        accepted = self._acceptance.record(width, outcomes, self._step) if width else 0
         gain = self.settings.loss_share
         watch = self._watches.get(num_rows)
         if width and outcomes:
@@ -136,8 +136,9 @@ class DraftPolicy:
             if watch is not None and width != self._width:
                 self._space(watch, lost > 0)
         self._allowance = min(self._allowance + gain, self.settings.loss_cap)
-        if not width and watch is not None and self._costs.count(num_rows, 0) > 1:
-            watch.plain_due = self._step + self.settings.plain_gap
+        if not width and watch is not None:
+            seen = self._costs.count(num_rows, 0)
+            watch.plain_due = max(watch.plain_due, self._step + min(seen**2, self.settings.plain_gap))
 
     def forget(self, request_id: int) -> None:
         """Drops what is known of a request that has ended."""
@@ -175,7 +176,10 @@ class DraftPolicy:
         ]
 
     def _switch(self) -> None:
-        """Takes another width into use if it is clearly better; plain decoding also when all that may be lost is."""
+        """Takes another width into use if it is clearly better, the more clearly the more were of late.
+
+        Plain decoding also when all that may be lost is."""
+        self._unrest *= 1 - 1 / self.settings.calm
         measured = {
             width: tokens / ratio
             for tokens, width in zip(self._tokens, (0, *self.widths), strict=True)
@@ -185,17 +189,19 @@ class DraftPolicy:
             best = 0
         else:
             best = max(measured, key=measured.__getitem__)
-            if measured[best] <= measured.get(self._width, 0) * (1 + self.settings.margin):
+            if measured[best] <= measured.get(self._width, 0) * (1 + self.settings.margin * (1 + self._unrest)):
                 return
-        self._num_switches += best != self._width
-        self._width = best
+        if best != self._width:
+            self._num_switches += 1
+            self._unrest += 1
+            self._width = best
 
     def _plain_is_due(self, watch: _Watch) -> bool:
         """Whether this step is to be plain, to see what that takes; asked less often while times say nothing."""
         if self._step < watch.plain_due:
             return False
-        watch.plain_due = self._step + watch.plain_gap
-        watch.plain_gap = min(2 * watch.plain_gap, self.settings.plain_gap)
+        watch.plain_tries += 1
+        watch.plain_due = self._step + min(watch.plain_tries**2, self.settings.plain_gap)
         return True
 
     def _trial(self, watch: _Watch) -> int:

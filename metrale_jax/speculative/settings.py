@@ -13,8 +13,9 @@ class PolicySettings:
     `margin`: how much faster another width must promise to be than the one in use before it replaces it.
     `skill_decay`, `proposes_decay`: weight of the newest draft in what is known of a sequence.
     `first_skill`: acceptance that is expected of a drafter nobody has seen.
-    `patience`: misses in a row after which a sequence pauses, first for one step, twice as long after each further
-    miss, and never longer than `max_pause` steps.
+    `patience`: misses in a row after which a sequence pauses if less than `pause_below` drafts are expected to be
+    accepted of its first; first for one step, twice as long after each further miss, up to `max_pause` steps.
+    `calm`: steps after which a switch of widths is forgotten; each that is not widens the margin by itself once more.
     `loss_share`: share of all steps that drafts may lose against plain decoding over time; `loss_start` may be lost
     at once, and of what drafts have gained, up to `loss_cap` may be lost again. Nothing is drafted beyond that.
     `min_gap`, `max_gap`: steps between trials of what does not seem to pay; each that loses doubles the gap.
@@ -27,7 +28,9 @@ class PolicySettings:
     proposes_decay: float = 0.15
     first_skill: float = 0.6
     patience: int = 4
+    pause_below: float = 0.15
     max_pause: int = 16
+    calm: int = 100
     loss_share: float = 0.015
     loss_start: float = 1.0
     loss_cap: float = 4.0
@@ -37,11 +40,13 @@ class PolicySettings:
     draft_cost: float = 0.1
 
     def __post_init__(self):
-        for name in ("margin", "skill_decay", "proposes_decay", "first_skill", "loss_share"):
+        for name in ("margin", "skill_decay", "proposes_decay", "first_skill", "pause_below", "loss_share"):
             value = getattr(self, name)
             if not 0 < value < 1:
-                raise MetraleError(f"{name}={value} is not between 0 and 1; the default is {type(self).__dict__[name]}.")
-        for name in ("patience", "max_pause", "min_gap", "plain_gap"):
+                raise MetraleError(
+                    f"{name}={value} is not between 0 and 1; the default is {type(self).__dict__[name]}."
+                )
+        for name in ("patience", "max_pause", "calm", "min_gap", "plain_gap"):
             value = getattr(self, name)
             if value < 1:
                 raise MetraleError(f"{name}={value} is less than 1 step; the default is {type(self).__dict__[name]}.")
