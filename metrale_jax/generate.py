@@ -5,6 +5,7 @@ The first thing to read, where a notebook starts, and the oracle: whatever the e
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,13 +17,8 @@ from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.sampling.rows import SamplingRow, check_token_ids, needs_extras, sampling_state
 from metrale_jax.state.pool import Pool, PoolLayout, zeros
 from metrale_jax.steps.build import Steps
-from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.room import draft_room
 from pallas_kernels.shapes import ceil_div
-
-
-def untold(proposed: int, accepted: int) -> None:
-    """Nothing: the tally of whoever does not ask."""
 
 
 def generate_tokens(
@@ -34,16 +30,12 @@ def generate_tokens(
     stop_ids: Sequence[int] = (),
     fill: Callable = zeros,
     structure: Constraint | None = None,
-    num_drafts: int = 0,
-    tally: Callable[[int, int], None] = untold,
 ) -> list[int]:
     """Token ids of the answer to `prompt`, a stop id included if one ended it.
 
     `steps` are a model's compiled steps. `sampling.max_tokens` bounds the answer; text-level stops do not apply here,
-    bad words are lists of token ids, and `structure` is the constraint of a structured answer. Up to `num_drafts`
-    tokens a step are drafted by the model's proposer, which changes no token; `tally(proposed, accepted)` is told of
-    each such step. Answers that are held to a form are not drafted. Raises `RequestError` where the rules leave no
-    token to draw.
+    bad words are lists of token ids, and `structure` is the constraint of a structured answer. Raises `RequestError`
+    where the rules leave no token to draw.
     """
     config, layout = steps.model.config, steps.model.layout
     check_token_ids(sampling, config.vocab_size)
@@ -53,8 +45,6 @@ def generate_tokens(
     words = bad_word_ids(sampling.bad_words, _no_text)
     constraint = constraint_of(sampling, config.vocab_size, words, structure)
     pool = steps.make_pool((width + 1,) * len(layout.groups), fill)
-    if layout.carried:
-        pool = steps.run("begin_slots", pool, _ids([1]), _known(prompt, config.max_context_tokens))
     extras = constraint is not None
     state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size, extras)
     answer: list[int] = []
@@ -72,28 +62,83 @@ def generate_tokens(
                 tokens = _ids([*prompt, *answer][start:stop])
                 pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([stop - start]))
                 pool = limited(steps, pool, stop)
-        elif num_drafts and constraint is None:
-            room = draft_room(length, max_tokens - len(answer), config.recompute_len, layout.norm_tokens)
-            pool, state, out = steps.run("speculate", params, pool, state, _ids([room]), num_drafts=num_drafts)
-            pool = limited(steps, pool, length)
-            tally(int(out.num_drafts[0]), int(out.num_tokens[0]) - 1)
         else:
             pool, state, out = steps.run("decode", params, pool, state)
             pool = limited(steps, pool, length)
-        for token, drawable in zip(*_standing(out), strict=True):
-            if not drawable:
-                raise RequestError(
-                    f"no token may be drawn after {length} tokens, of {config.vocab_size}; loosen the rules."
-                )
-            answer.append(token)
+        if not out.drawable[0, 0]:
+            raise RequestError(
+                f"no token may be drawn after {length} tokens, of {config.vocab_size}; loosen the rules."
+            )
+        answer.append(int(out.tokens[0, 0]))
         if constraint is not None:
             constraint.accept(answer[-1])
     return answer
 
 
-def _standing(out: StepOutput) -> tuple[list[int], list[bool]]:
-    count = int(out.num_tokens[0])
-    return np.asarray(out.tokens)[0, :count].tolist(), np.asarray(out.drawable)[0, :count].tolist()
+@dataclass(frozen=True)
+class Drafted:
+    """An answer that was drafted: its `tokens`, and of each step how many drafts it verified and how many stood."""
+
+    tokens: list[int]
+    steps: list[tuple[int, int]]
+
+    @property
+    def acceptance(self) -> float:
+        """Share of drafts that were accepted; 0 without any."""
+        proposed = sum(count for count, _ in self.steps)
+        return sum(count for _, count in self.steps) / proposed if proposed else 0.0
+
+
+def generate_speculative(
+    steps: Steps,
+    params: DecoderParams,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    seed: int = 0,
+    stop_ids: Sequence[int] = (),
+    fill: Callable = zeros,
+) -> Drafted:
+    """The answer of `generate_tokens`, with tokens drafted by the proposer of the model of `steps`, as many a step as
+    it says. Raises `RequestError` for rules that the host keeps: `LLM` drafts under those too."""
+    config, layout, num_drafts = steps.model.config, steps.model.layout, steps.model.num_drafts
+    check_token_ids(sampling, config.vocab_size)
+    if steps.model.proposer is None or constraint_of(sampling, config.vocab_size, sampling.bad_words, None) is not None:
+        raise RequestError("drafts need a proposer, and no bad_words of several tokens; load one, or use LLM.")
+    limit = config.max_context_tokens - len(prompt)
+    max_tokens = limit if sampling.max_tokens is None else min(limit, sampling.max_tokens)
+    width = ceil_div(len(prompt) + max_tokens, layout.block_size)
+    pool = steps.make_pool((width + 1,) * len(layout.groups), fill)
+    pool = steps.run("begin_slots", pool, _ids([1]), _known(prompt, config.max_context_tokens))
+    state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size)
+    answer: list[int] = []
+    drafts: list[tuple[int, int]] = []
+    while not answer or (answer[-1] not in stop_ids and len(answer) < max_tokens):
+        length = len(prompt) + len(answer)
+        again = config.recompute_len and length == config.recompute_len + 1 and len(prompt) <= config.recompute_len
+        if again:
+            fresh = first_state(layout, length, width, sampling, seed, stop_ids, config.vocab_size)
+            state = fresh.replace(sampling=state.sampling)
+        if again or not answer:
+            for start, stop in limited_spans(layout, 0, length):
+                tokens = _ids([*prompt, *answer][start:stop])
+                pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([stop - start]))
+                pool = limited(steps, pool, stop)
+        else:
+            room = draft_room(length, max_tokens - len(answer), config.recompute_len, layout.norm_tokens)
+            pool, state, out = steps.run("speculate", params, pool, state, _ids([room]), num_drafts=num_drafts)
+            pool = limited(steps, pool, length)
+            drafts.append((int(out.num_drafts[0]), int(out.num_tokens[0]) - 1))
+        count = int(out.num_tokens[0])
+        if not np.all(out.drawable[0, :count]):
+            raise RequestError(f"no token may be drawn after {length} tokens or a few more; loosen the rules.")
+        answer += np.asarray(out.tokens)[0, :count].tolist()
+    return Drafted(answer, drafts)
+
+
+def _known(prompt: Sequence[int], length: int) -> np.ndarray:
+    known = np.zeros((1, length), np.int32)
+    known[0, : len(prompt)] = prompt
+    return known
 
 
 def limited_spans(layout: PoolLayout, start: int, stop: int) -> list[tuple[int, int]]:
@@ -147,12 +192,6 @@ def _masked(state: SequenceState, mask: np.ndarray) -> SequenceState:
 
 def _no_text(word: str) -> Sequence[int]:
     raise RequestError(f"bad_words={word!r} is a text, tokens are compared here; give its token ids.")
-
-
-def _known(prompt: Sequence[int], length: int) -> np.ndarray:
-    known = np.zeros((1, length), np.int32)
-    known[0, : len(prompt)] = prompt
-    return known
 
 
 def _ids(values: Sequence[int]) -> np.ndarray:

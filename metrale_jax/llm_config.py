@@ -14,6 +14,7 @@ from metrale_jax.engine.settings import EngineConfig, within_pool
 from metrale_jax.engine.tiers import Tier
 from metrale_jax.models.decoder import Model
 from metrale_jax.runtime import RunOptions
+from metrale_jax.speculative.registry import draft_widths
 from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
 
@@ -41,7 +42,9 @@ class LLMConfig:
     `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models that must
     be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see
     `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own,
-    for it is code. `tensor_parallel` devices share the model. The rest is as in `EngineConfig`.
+    for it is code. `tensor_parallel` devices share the model. `proposer`, `drafter` and `num_drafts` are as in
+    `RunOptions`; by `draft_mode` "auto" only what is measured to be quicker is drafted, by "always" as much as fits.
+    The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -67,6 +70,10 @@ class LLMConfig:
     request_log: str | Path | None = None
     executables: str | Path | None = None
     tensor_parallel: int = 1
+    proposer: str | None = None
+    drafter: str | Path | None = None
+    num_drafts: int | None = None
+    draft_mode: str = "auto"
 
     def __post_init__(self):
         refuse_wrong_types(self)
@@ -110,6 +117,7 @@ def _engine_limits(config: LLMConfig, max_context_tokens: int, block_size: int) 
         prefill_tokens=config.prefill_tokens,
         prefix_cache=config.prefix_cache,
         swap_bytes=config.swap_mib << 20,
+        draft_mode=config.draft_mode,
     )
 
 
@@ -164,5 +172,6 @@ def engine_config(config: LLMConfig, model: Model) -> EngineConfig:
             f"kv_cache_mib={config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or more."
         )
     limits = _engine_limits(config, model.config.max_context_tokens, layout.block_size)
-    limits = replace(limits, num_snapshots=snapshot_count(config, layout))
+    widths = () if model.proposer is None else draft_widths(model.num_drafts)
+    limits = replace(limits, num_snapshots=snapshot_count(config, layout), draft_widths=widths)
     return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(model.platform, {})))

@@ -25,6 +25,7 @@ from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.errors import ConfigError, TextError
 from metrale_jax.core.option_types import refuse_wrong_types
 from metrale_jax.devices import devices_for
+from metrale_jax.drafters import load_drafter, opened_proposer
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import DecoderParams, Model, make_model
@@ -93,6 +94,8 @@ class RunOptions:
     `num_pending` how many drafted tokens it can keep until they are judged. `state_max_norm` above 0 keeps it from
     blowing up in very long prompts: after every `state_norm_tokens` tokens of a sequence each head's matrix is scaled
     down to that Frobenius norm, if it is above it. That is another model's answer, if the same however it is cut.
+    `proposer` (a name of `speculative.registry`) drafts up to `num_drafts` tokens at a time, which changes no answer;
+    `drafter` is the model, directory or hub id that has its weights, where it needs any of its own.
     """
 
     dtype: str | None = None
@@ -104,6 +107,9 @@ class RunOptions:
     num_pending: int = 0
     state_max_norm: float = 0.0
     state_norm_tokens: int = 4096
+    proposer: str | None = None
+    drafter: str | Path | None = None
+    num_drafts: int | None = None
 
     def __post_init__(self):
         refuse_wrong_types(self)
@@ -133,13 +139,20 @@ def load_model(
         on = PLATFORM_NAMES[device.platform]
         dtype, formats = chosen_formats(options, on, checkpoint.config.dtype)
         config = bounded(checkpoint.config, options.max_context_tokens)
+        asked = options.proposer, options.drafter, options.num_drafts
+        place = cache_dir or default_cache_dir()
+        opened = opened_proposer(*asked, replace(checkpoint, config=config), mesh, place)
+        if opened is not None:
+            formats = replace(formats, num_pending=max(formats.num_pending, opened.num_drafts))
         description, sharing = shared(Description(config, checkpoint.specs), mesh)
         attention = chosen_attention(options.attention)
         block_size = chosen_block_size(options.block_size, on)
-        model = make_model(description.config, on, block_size, formats, attention, sharing)
+        drafting = (None, 0) if opened is None else (opened.proposer, opened.num_drafts)
+        model = make_model(description.config, on, block_size, formats, attention, sharing, *drafting)
         steps = Steps(model, row_major_over(mesh) if mesh else row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
-            warming = aside.submit(warm, steps, abstract_params(description.specs, dtype, mesh))
+            specs = description.specs.replace(drafter=() if opened is None else opened.specs)
+            warming = aside.submit(warm, steps, abstract_params(specs, dtype, mesh))
             reading = aside.submit(_tokenizer, checkpoint)
             params = load_params(
                 description.specs,
@@ -148,6 +161,9 @@ def load_model(
                 _placer(device, mesh),
                 lambda done, total: progress("load", done, total),
             )
+            if opened is not None and opened.specs != ():
+                own = load_drafter(opened, checkpoint, jnp.dtype(dtype), _placer(device, mesh))
+                params = params.replace(drafter=own)
             tokenizer, error = reading.result()
             warming.result()
     return LoadedModel(steps, params, device, tokenizer, error, path)

@@ -3,6 +3,7 @@
 
 import gc
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from jaxtyping import install_import_hook
@@ -72,9 +73,10 @@ class Golden:
         self.data = dict(np.load(GOLDENS / name / "golden.npz"))
         self.prompt = self.data["prompt"]
 
-    def drafted_by(self, proposer, drafter=(), block_size: int = 16, formats: StateFormats = FORMATS):
+    def drafted_by(self, proposer, drafter=(), block_size: int = 16, num_drafts: int = 3):
         """Steps of the same model with a proposer, and params with its weights."""
-        model = make_model(self.config, "cpu", block_size, formats, proposer=proposer)
+        formats = replace(FORMATS, num_pending=num_drafts)
+        model = make_model(self.config, "cpu", block_size, formats, proposer=proposer, num_drafts=num_drafts)
         return Steps(model, row_major(jax.devices()[0])), self.params.replace(drafter=drafter)
 
 

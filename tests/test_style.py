@@ -34,6 +34,7 @@ RANKS = {
     "metrale_jax.process_memory": 7,
     "metrale_jax.progress": 7,
     "metrale_jax.loading": 8,
+    "metrale_jax.drafters": 8.5,
     "metrale_jax.evaluation": 8,
     "metrale_jax.results": 8,
     "metrale_jax.request_log": 8,

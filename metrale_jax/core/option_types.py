@@ -30,7 +30,8 @@ def refuse_wrong_types(config: Any) -> None:
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return tuple(get_origin(kind) or kind for kind in kinds)
 
 
 def _is(value: Any, kind: type) -> bool:

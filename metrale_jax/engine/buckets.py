@@ -32,7 +32,8 @@ class ShapePlan:
     """Bucketed sizes of steps. `table_width` is M, block ids a row; slots are numbered from 1.
 
     Without `mixes`, decoding and prefill are launched apart, each with fitting sizes. `step_tokens` prompt tokens take
-    as long as the rest of a step. Beside the slots of sequences the pool has some for `num_snapshots`.
+    as long as the rest of a step. Beside the slots of sequences the pool has some for `num_snapshots`. Steps that draft
+    have one of `draft_widths`, the most drafts of a row.
     """
 
     num_slots: int
@@ -43,6 +44,7 @@ class ShapePlan:
     mixes: bool = True
     step_tokens: int = 0
     num_snapshots: int = 0
+    draft_widths: tuple[int, ...] = ()
 
     @property
     def pool_slots(self) -> int:
@@ -102,4 +104,5 @@ def make_shape_plan(config, num_eos_ids: int) -> ShapePlan:
         mixes=config.mixed_steps,
         step_tokens=config.step_tokens,
         num_snapshots=config.num_snapshots,
+        draft_widths=config.draft_widths,
     )

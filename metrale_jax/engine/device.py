@@ -12,19 +12,20 @@ from typing import Any
 import jax
 import numpy as np
 
+from metrale_jax.core.sequence import SamplingState
 from metrale_jax.engine.buckets import Advance, ShapePlan
+from metrale_jax.engine.contents import PART, as_tree, part_of, side_by_side
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.rows import Chunks, Rows, chunk_rows, decode_rows
 from metrale_jax.models.decoder import DecoderParams
-from metrale_jax.state.pool import read_blocks, read_slots, zeros
+from metrale_jax.models.proposer import Drafts
+from metrale_jax.state.pool import TOKENS, read_blocks, read_slots, zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates, DrawRows
 
 # Blocks or slots copied by one call: forks copy one a sequence, and a longer list takes several calls.
 COPIES = 8
-# Blocks of each group that are copied to the host or back by one call.
-PART = 16
 FAILURES = (ArithmeticError, AssertionError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 """What running a program may raise, a device's own `JaxRuntimeError` (a RuntimeError) among them."""
 
@@ -46,10 +47,12 @@ class Device:
         self._programs: dict[tuple, Callable] = {}
         self._zeros: dict[int, jax.Array] = {}
         layout = steps.model.layout
-        self._has_slots, self._max_norms = bool(layout.slot_groups), layout.max_norms
+        self._has_slots, self._max_norms = layout.holds_slots, layout.max_norms
+        self._carries = bool(layout.carried)
+        self._known_tokens = next((one.shape[0] for one in layout.carried if one.name == TOKENS), 0)
         self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill, shapes.pool_slots)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
-        self._fresh_rows = partial(np.zeros, *kept_rows(shapes, params, self._has_slots))
+        self._fresh_rows = partial(np.zeros, *kept_rows(shapes, params, bool(layout.slot_groups)))
         self.num_groups = len(layout.groups)
         self.reset()
 
@@ -87,6 +90,33 @@ class Device:
         arguments = self._params, self.pool, self.last_tokens, decode, fill
         self.pool, ends, rows = self._run("advance", sizes, *arguments)
         return Hidden(ends, rows)
+
+    def advance_drafts(
+        self, decoding: Rows, sampling: SamplingState, limits: np.ndarray, num_drafts: int
+    ) -> tuple[Any, Drafts]:
+        """Drafts up to `limits [S]` tokens of each row and runs them after its last token: their hidden rows, and the
+        drafts. `sampling` says how they are drawn."""
+        rows = decode_rows(decoding, self._none(len(decoding.seq_lens)))
+        rows = rows.replace(state=rows.state.replace(sampling=sampling))
+        arguments = self._params, self.pool, self.last_tokens, rows, limits
+        sizes = len(limits)
+        self.pool, hidden, drafts = self._run("advance_drafts", sizes, *arguments, num_drafts=num_drafts)
+        return hidden, drafts
+
+    def judge(self, hidden: Any, drafts: Drafts, rows: DrawRows, num_logprobs: int) -> StepOutput:
+        """The tokens that stand after each of `rows`: drafts that are accepted, and one more."""
+        sizes = *drafts.tokens.shape, isinstance(rows.sampling.extras, tuple)
+        arguments = self._head, self.last_tokens, hidden, drafts, rows
+        self.last_tokens, out = self._run("judge", sizes, *arguments, num_logprobs=num_logprobs)
+        return out
+
+    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+        """A sequence of these tokens begins in the slot, before any step that is dispatched later: nothing that a
+        proposer carries there of another one is left."""
+        if self._carries:
+            known = np.zeros((1, self._known_tokens), np.int32)
+            known[0, : len(tokens)] = tokens[: self._known_tokens]
+            self.pool = self._run("begin_slots", (), self.pool, np.asarray([slot], np.int32), known)
 
     def draw(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_logprobs: int) -> StepOutput:
         """A token for each of `rows`, drawn from `hidden.ends[picks]`, or from all of them in order where None."""
@@ -152,7 +182,7 @@ class Device:
     def read_blocks(self, blocks: Sequence[Sequence[int]]) -> list[Any]:
         """What is in `blocks[g]` of each group, in parts of up to `PART` blocks; to be fetched."""
         starts = range(0, max(map(len, blocks)), PART)
-        return [self._run("read_blocks", (), self.pool, _part(blocks, start)) for start in starts]
+        return [self._run("read_blocks", (), self.pool, part_of(blocks, start)) for start in starts]
 
     def read_slot(self, slot: int) -> Any:
         """What is in the slot, to be fetched; `()` where no layer keeps anything there."""
@@ -163,7 +193,7 @@ class Device:
         dispatched later. A slot's content may be missing."""
         parts, kept = content
         for index, part in enumerate(parts):
-            self.pool = self._run("write_blocks", (), self.pool, _part(blocks, index * PART), part)
+            self.pool = self._run("write_blocks", (), self.pool, part_of(blocks, index * PART), part)
         if self._has_slots and kept != ():
             self.pool = self._run("write_slots", (), self.pool, np.asarray([slot], np.int32), kept)
 
@@ -186,7 +216,7 @@ class Device:
         """What `read_blocks` gave for so many blocks of a group, and `read_slot`, of their arrays in order. Raises
         ValueError where they are not of this pool's shapes."""
         part, slot = self._shapes()
-        return _as_tree(([part] * -(-num_blocks // PART), slot), arrays)
+        return as_tree(([part] * -(-num_blocks // PART), slot), arrays)
 
     @staticmethod
     def arrays_of(content: Any) -> list[np.ndarray]:
@@ -219,13 +249,13 @@ class Device:
             for shapes, held in zip(part, blocks, strict=True):
                 leaves, some = jax.tree.leaves(shapes), held[start : start + PART]
                 columns = list(zip(*some, strict=True)) if some else [()] * len(leaves)
-                wide += [_side_by_side(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
-            parts.append(_as_tree(part, wide))
-        return parts, _as_tree(kept, slot) if slot else ()
+                wide += [side_by_side(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
+            parts.append(as_tree(part, wide))
+        return parts, as_tree(kept, slot) if slot else ()
 
     def _shapes(self) -> tuple[Any, Any]:
         """Shapes of a part of blocks and of a slot."""
-        ids = _part([[]] * self.num_groups, 0)
+        ids = part_of([[]] * self.num_groups, 0)
         part = jax.eval_shape(read_blocks, self.pool, ids)
         return part, jax.eval_shape(read_slots, self.pool, ids[0][:1]) if self._has_slots else ()
 
@@ -238,33 +268,6 @@ class Device:
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
-
-
-def _side_by_side(whole: jax.ShapeDtypeStruct, blocks: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of single blocks as one of the shape of `whole`, then zeros. Raises ValueError where they do not fit."""
-    out = np.zeros(whole.shape, whole.dtype)
-    for index, block in enumerate(blocks):
-        if block.dtype != whole.dtype or block.shape != out[:, index : index + 1].shape:
-            raise ValueError(f"a block is {block.dtype} {block.shape}, not of {whole.dtype} {whole.shape}")
-        out[:, index : index + 1] = block
-    return out
-
-
-def _as_tree(shapes: Any, arrays: Sequence[np.ndarray]) -> Any:
-    leaves, tree = jax.tree.flatten(shapes)
-    wanted, found = ([(leaf.shape, leaf.dtype) for leaf in each] for each in (leaves, arrays))
-    if wanted != found:
-        raise ValueError(f"its arrays are {found[:2]}..., not {wanted[:2]}...")
-    return jax.tree.unflatten(tree, arrays)
-
-
-def _part(blocks: Sequence[Sequence[int]], start: int) -> tuple[np.ndarray, ...]:
-    """Of each group the ids of up to `PART` blocks, then zeros: the block of padding is read and written."""
-    out = tuple(np.zeros((len(blocks), PART), np.int32))
-    for row, ids in zip(out, blocks, strict=True):
-        part = ids[start : start + PART]
-        row[: len(part)] = part
-    return out
 
 
 def slot_copies(count: int) -> int:

@@ -94,13 +94,41 @@ class Draws:
 
     def draw(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int) -> StepOutput:
         """A token for each of `drawing`, pairs of a row of `hidden.ends` and a request, in order."""
-        size = self._shapes.row_bucket(len(drawing))
-        requests = [request for _, request in drawing]
-        drawn = self._drawn
+        drawn = self._drawn_for([request for _, request in drawing])
+        rows = self._draw_rows(drawn, device)
+        return device.draw(hidden, _picks(drawing, drawn.size, num_ends), rows, drawn.num_logprobs)
+
+    def drafted(self, device: Device, requests: list[Request], lens: Sequence[int], width: int) -> StepOutput:
+        """What stands of up to `lens` drafts of each request, at most `width`, and a token more; all that was drawn
+        before is known to the host. Where a request is held to a form, the host waits for the drafts."""
+        drawn = self._drawn_for(requests)
+        rows, (_, _, sampling) = self.decode_rows(requests, drawn.size, device), drawn.rows.on(device)
+        plain = sampling.replace(extras=())
+        hidden, drafts = device.advance_drafts(rows, plain, padded(lens, drawn.size), width)
+        guesses = None
+        if any(request.constraint is not None for request in requests):
+            tokens, counts = device.fetch((drafts.tokens, drafts.lens))
+            guesses = [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
+        return device.judge(hidden, drafts, self._judge_rows(drawn, device, width, guesses), drawn.num_logprobs)
+
+    def _drawn_for(self, requests: list[Request]) -> _Drawn:
+        size, drawn = self._shapes.row_bucket(len(requests)), self._drawn
         if drawn is None or drawn.size != size or requests != drawn.requests:
             drawn = self._drawn = self._fresh(requests, size)
-        rows = self._draw_rows(drawn, device)
-        return device.draw(hidden, _picks(drawing, size, num_ends), rows, drawn.num_logprobs)
+        return drawn
+
+    def _judge_rows(self, drawn: _Drawn, device: Device, width: int, guesses: list[list[int]] | None) -> DrawRows:
+        slots, pending, sampling = drawn.rows.on(device)
+        if drawn.mask is not None:
+            mask = np.repeat(drawn.mask[:, None], width + 1, axis=1)
+            for row, request in enumerate(drawn.requests if guesses else ()):
+                if request.constraint is not None and not request.finished:
+                    _fill_masks(mask[row], request, guesses[row])
+            sampling = sampling.replace(extras=sampling.extras.replace(mask=mask))
+        if drawn.history is not None:
+            sampling = self._with_history(drawn, sampling)
+        positions = padded([request.seq_len + 1 for request in drawn.requests], drawn.size)
+        return DrawRows(slots, positions, pending, sampling)
 
     def candidates(self, device: Device, hidden: Hidden, drawing: Drawing, num_ends: int, num_top: int) -> Candidates:
         """The likeliest tokens of each of `drawing`, rows of one beam search."""
@@ -172,3 +200,19 @@ def _mask(request: Request) -> np.ndarray | int:
     except FAILURES as error:
         request.fault = own_error(request, error)
         return 0
+
+
+def _fill_masks(masks: np.ndarray, request: Request, drafts: Sequence[int]) -> None:
+    """What may be drawn at each position of a row, `masks [J + 1, W]`, if the drafts before it stand. Positions after a
+    draft that may not be drawn, or that ends the answer, are not come to."""
+    masks[0] = _mask(request)
+    try:
+        walker = request.constraint.fork() if drafts else None
+        for place, token in enumerate(drafts):
+            if token in request.stop_ids or not masks[place, token // 32] >> (token % 32) & 1:
+                return
+            masks[place + 1] = 0
+            walker.accept(token)
+            masks[place + 1] = walker.mask()
+    except FAILURES as error:
+        request.fault = own_error(request, error)

@@ -11,7 +11,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine import moves
@@ -19,6 +19,7 @@ from metrale_jax.engine.admission import Ask, Limits, checked_request
 from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.device import FAILURES, Device
+from metrale_jax.engine.drafting import NO_DRAFTS, Drafting, DraftStep, Timing
 from metrale_jax.engine.draws import Draws
 from metrale_jax.engine.hooks import Hook, ignore, told
 from metrale_jax.engine.lease import BlockCopy
@@ -42,6 +43,12 @@ class Launched:
     scores: object = None
     chunks: tuple[Chunk, ...] = ()
     searches: tuple[tuple[Search, list[Request], object], ...] = ()
+    timing: Timing | None = None
+
+    @property
+    def drafted(self) -> bool:
+        """Whether it is to be seen how far its requests got."""
+        return self.timing is not None and self.timing.width > 0
 
 
 # Requests that ended before their deadlines are forgotten once there are so many more of them than of others.
@@ -63,9 +70,10 @@ class Engine:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         on_finish: Hook = ignore,
+        drafting: Drafting | None = None,
     ):
         self.device, self.shapes, self.limits, self.clock = device, shapes, limits, clock
-        self.on_finish = on_finish
+        self.on_finish, self.drafting = on_finish, drafting
         self.counters = Counters(clock())
         self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
         self.roster = Roster(memory, self.slots, shapes, limits, self.counters, clock)
@@ -154,7 +162,9 @@ class Engine:
         began = self.clock()
         self.counters.enter("plan", began)
         self._end_late_ones(began)
+        drafts = self._planned_drafts()
         decoding, copies = self._rows_with_room()
+        lens = self._with_room_for_drafts(decoding, drafts, copies)
         chunks = self.roster.planned_chunks(len(decoding))
         if copies:
             self.guarded(decoding, lambda: self.device.copy_blocks(copies))
@@ -165,6 +175,10 @@ class Engine:
         if whole := [request for request, size in chunks if not size]:
             num_launched += self._launch_whole(whole)
             decoding, chunks = self._still_there(decoding, chunks)
+        if any(lens.values()):
+            num_launched += self._launch_drafts(decoding, lens, drafts.width, alone=not chunks)
+            decoding, chunks = self._still_there(decoding, chunks)
+            decoding = [request for request in decoding if request.search is not None]
         num_launched += sum(self._launch(*part) for part in self._parts(decoding, chunks))
         while len(self._unread) > num_launched:
             self._read_oldest()
@@ -193,6 +207,41 @@ class Engine:
 
     # Decoding: who runs a token more, and with which blocks.
 
+    def _planned_drafts(self) -> DraftStep:
+        """What this step drafts; if anything, all that was drawn before is read."""
+        if self.drafting is None:
+            return NO_DRAFTS
+        if any(launched.drafted for launched in self._unread):
+            self._read_all()
+        drafts = self.drafting.planned(self.roster.running.values())
+        if drafts.width:
+            self._read_all()
+        return drafts
+
+    def _with_room_for_drafts(
+        self, decoding: list[Request], drafts: DraftStep, copies: list[BlockCopy]
+    ) -> dict[Request, int]:
+        """How many tokens to draft of each request that decodes, fewer where blocks are short; what its blocks need
+        first is added to `copies`."""
+        lens: dict[Request, int] = {}
+        for request in decoding if drafts.width else ():
+            if request.search is None:
+                wanted = min(drafts.lens.get(request.request_id, 0), self.drafting.room(request))
+                if wanted and request.seq_len + 1 + wanted > request.lease.capacity:
+                    copies += self._grown(request, request.seq_len + 1 + wanted) or ()
+                lens[request] = min(wanted, request.lease.capacity - request.seq_len - 1)
+        return lens
+
+    def _grown(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
+        """The copies that make room for so many tokens of a request; None if there are too few blocks."""
+        changed = request.lease.drop_behind_windows(request.seq_len)
+        first = len(request.lease.tables[0])
+        grown = self.roster.memory.grow(request, num_tokens)
+        if grown is not None or changed:
+            self.slots.write(request.slot, request.lease, 0 if changed or grown else first)
+            self.draws.tables_changed()
+        return grown
+
     def _rows_with_room(self) -> tuple[list[Request], list[BlockCopy]]:
         """Requests that decode in this step, each with a block for its token, and the block copies they need first.
 
@@ -204,15 +253,11 @@ class Engine:
         while True:
             decoding = [request for request in self.roster.running.values() if request.wants_more]
             for request in [one for one in decoding if one.seq_len >= one.lease.capacity]:
-                changed = request.lease.drop_behind_windows(request.seq_len)
-                first = len(request.lease.tables[0])
-                grown = self.roster.memory.grow(request, request.seq_len + 1)
+                grown = self._grown(request, request.seq_len + 1)
                 if grown is None:
                     self._preempt_newest()
                     break
                 copies[request] = grown
-                self.slots.write(request.slot, request.lease, 0 if changed or grown else first)
-                self.draws.tables_changed()
             else:
                 # Whoever was thrown out meanwhile has given back the blocks that it would have copied to.
                 return decoding, [copy for request in decoding for copy in copies.get(request, ())]
@@ -296,11 +341,28 @@ class Engine:
             self._read_all()
             return False
         requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
+        timing = self._plain_timing(decoding, chunks)
         launched = self.guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
         if launched is not None:
+            launched = replace(launched, timing=timing)
             self.counters.num_steps += 1
             self._unread.append(launched)
         return launched is not None
+
+    def _launch_drafts(self, decoding: list[Request], lens: dict[Request, int], width: int, alone: bool) -> bool:
+        """Dispatches the drafting and verifying of all but beams; returns whether there is something to read of it."""
+        requests = [request for request in decoding if request.search is None]
+        num_rows = self.shapes.row_bucket(len(requests))
+        counts = tuple([lens[request] for request in requests])
+        timing = Timing(self.clock(), width, num_rows, self.device.num_compiles if alone else -1, counts)
+        out = self.guarded(requests, lambda: self.draws.drafted(self.device, requests, counts, width))
+        if out is None:
+            return False
+        for request in requests:
+            request.in_flight += 1
+        self.counters.num_steps += 1
+        self._unread.append(Launched(out, tuple(enumerate(requests)), timing=timing))
+        return True
 
     def _dispatched(self, decoding: list[Request], chunks: list[Chunk], sizes) -> Launched:
         rows = self.draws.decode_rows(decoding, sizes.decode_rows, self.device) if decoding else None
@@ -312,7 +374,7 @@ class Engine:
         for request in decoding:
             request.seq_len += 1
             request.in_flight += 1
-            copies.slots[self.roster.memory.checkpoint(request)] = request.slot
+            copies.slots[self.roster.memory.checkpoint(request, request.seq_len - 1)] = request.slot
             copies.limit(request, self.limits.norm_tokens)
         for row, (request, size) in enumerate(chunks):
             request.seq_len += size
@@ -422,6 +484,8 @@ class Engine:
             return  # where the pool was lost meanwhile, all begin again
         if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
             self.roster.memory.forget(distrusted=True)  # what made it may be among the kept blocks
+        if launched.drafted:
+            self._went_on(launched.rows, host.num_tokens)
         now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])
         ended = list(read_tokens(host, launched.rows, now))
         self.counters.count_generated(sum([len(request.output) for _, request in launched.rows]) - before, now)
@@ -430,6 +494,27 @@ class Engine:
                 self._fail(request, error)
             else:
                 self._finish(request, reason)
+        if self.drafting is not None:
+            requests, compiles = [request for _, request in launched.rows], self.device.num_compiles
+            self.drafting.read(launched.timing, requests, host.num_tokens, host.num_drafts, now, compiles)
+
+    def _plain_timing(self, decoding: list[Request], chunks: list[Chunk]) -> Timing | None:
+        """What a step that decodes without drafts is timed by, where anybody wants to know."""
+        if self.drafting is None or chunks or any(request.search is not None for request in decoding):
+            return None
+        return Timing(self.clock(), 0, self.shapes.row_bucket(len(decoding)), self.device.num_compiles)
+
+    def _went_on(self, rows: Sequence[tuple[int, Request]], counts) -> None:
+        """Requests stand where their accepted drafts end; what is kept of their state on the way is."""
+        copies = moves.Copies()
+        for row, request in rows:
+            if not request.finished:
+                before = request.seq_len
+                request.seq_len += int(counts[row])
+                copies.slots[self.roster.memory.checkpoint(request, before)] = request.slot
+                if request.seq_len - before == 1:
+                    copies.limit(request, self.limits.norm_tokens)
+        self.guarded((), lambda: copies.run(self, None, 0))
 
     def _advance_search(self, search: Search, rows: list[Request], candidates) -> None:
         leader = search.leader
@@ -463,6 +548,8 @@ class Engine:
         if request.finished:
             return
         request.finish_reason = reason
+        if self.drafting is not None:
+            self.drafting.forget(request)
         request.finished_at = self.clock()
         self.counters.finished[reason] += 1
         self.roster.withdraw(request, keep=reason != "error")

@@ -10,6 +10,7 @@ from metrale_jax.core.config import rope_regime
 from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.buckets import ShapePlan, make_shape_plan
 from metrale_jax.engine.device import Device
+from metrale_jax.engine.drafting import Drafting
 from metrale_jax.engine.hooks import Hook, ignore
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
@@ -19,6 +20,7 @@ from metrale_jax.engine.snapshots import Snapshots
 from metrale_jax.engine.spill import Spill
 from metrale_jax.engine.tiers import Tier
 from metrale_jax.models.decoder import DecoderParams
+from metrale_jax.speculative.policy import DraftPolicy
 from metrale_jax.state.pool import zeros
 from metrale_jax.steps.build import Steps
 
@@ -67,4 +69,7 @@ def make_engine(
         memory.swap = SwapSpace(config.swap_bytes, SwapFiles(swap_directory, device))
     if tier is not None and config.prefix_cache:
         memory.attach(Spill(tier, device, config.block_size, windows, bool(model.layout.slot_groups)))
-    return Engine(device, memory, shapes, limits, clock, on_finish)
+    drafting = None
+    if model.proposer is not None and config.draft_widths:
+        drafting = Drafting(DraftPolicy(config.draft_widths, config.draft_mode), limits, shapes)
+    return Engine(device, memory, shapes, limits, clock, on_finish, drafting)

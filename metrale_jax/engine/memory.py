@@ -248,13 +248,15 @@ class Memory:
             self.tree.release(request.ending)
             request.ending = None
 
-    def checkpoint(self, request: Request) -> int:
-        """The same for a request that decodes."""
+    def checkpoint(self, request: Request, before: int) -> int:
+        """The same for a request that decodes, and came from `before` tokens to where it stands: a state that waits for
+        its drafts is one of each length between."""
         every = self._policy.decode_blocks * self.block_size
-        if self.snapshots is None or not every or request.seq_len % every:
+        length = request.seq_len // every * every if every else 0
+        if self.snapshots is None or length <= before:
             return 0
         self._end_checkpoint(request, None)
-        request.checkpoint = self.snapshots.checkpoint(request.seq_len)
+        request.checkpoint = self.snapshots.checkpoint(length)
         return request.checkpoint.unit if request.checkpoint is not None else 0
 
     def _end_checkpoint(self, request: Request, node: Node | None) -> None:

@@ -20,6 +20,9 @@ from metrale_jax.engine.snapshots import KeptState
 def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
     """Whether anything was moved for requests that enter: states that were saved or found in a lower tier, and
     snapshots. A request whose state could not be moved is failed."""
+    begun = engine.roster.begun()
+    if begun:
+        engine.guarded(begun, lambda: _begun(engine, begun))
     returned, (restores, tails) = engine.roster.returned(), engine.roster.restores()
     # Snapshots are copied from before any more are taken, which may be in their place.
     if restores and chunks:
@@ -33,6 +36,11 @@ def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
         elif request.lease is not None:
             _put_back(engine, request, saved)
     return bool(returned or restores)
+
+
+def _begun(engine: Any, requests: Sequence[Request]) -> None:
+    for request in requests:
+        engine.device.begin(request.slot, request.tokens(0, request.num_tokens))
 
 
 def _restored(engine: Any, restores: Sequence[tuple[int, int]], tails: Sequence[BlockCopy]) -> None:

@@ -47,6 +47,7 @@ class Roster:
         self._restores: list[tuple[int, int]] = []
         self._tails: list[BlockCopy] = []
         self._returned: list[tuple[Request, SavedState | None]] = []
+        self._begun: list[Request] = []
 
     @property
     def num_waiting(self) -> int:
@@ -133,6 +134,7 @@ class Roster:
                 self._returned.append((request, saved))
         except ConfigError:
             self._returned.append((request, None))
+        self._begun.append(request)
         if request.resume:
             self._restores.append((request.resume, request.slot))
             self._tails += self.memory.tail_copies(request)
@@ -150,7 +152,12 @@ class Roster:
 
     def forget_moves(self) -> None:
         """What was still to be put into the pool is not: whom it was for begins again."""
-        self._restores, self._tails, self._returned = [], [], []
+        self._restores, self._tails, self._returned, self._begun = [], [], [], []
+
+    def begun(self) -> list[Request]:
+        """Requests that got a slot and have not run there; told once."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def returned(self) -> list[tuple[Request, SavedState | None]]:
         """Requests that came back and what has to be put into their blocks before the next step, None where that cannot

@@ -26,7 +26,8 @@ class EngineConfig:
     `step_tokens` is how many prompt tokens take as long as that: prompts are cut where padding them takes longer, and
     0 cuts none. Of a model with recurrent layers `num_snapshots` states are kept for later prompts, taken as
     `snapshot_policy` says. `swap_bytes` of the host's memory are for what preempted requests hold; one that does not
-    fit there is run again. Raises `ConfigError` for values out of range.
+    fit there is run again. Of a model with a proposer steps draft one of `draft_widths` tokens a row at most, as a
+    policy of `draft_mode` decides (see `DraftPolicy`). Raises `ConfigError` for values out of range.
     """
 
     max_sequences: int = 32
@@ -41,6 +42,8 @@ class EngineConfig:
     num_snapshots: int = 0
     snapshot_policy: SnapshotPolicy = DEFAULT_POLICY
     swap_bytes: int = 0
+    draft_widths: tuple[int, ...] = ()
+    draft_mode: str = "auto"
 
     def __post_init__(self):
         for name in COUNTS:

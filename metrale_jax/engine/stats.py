@@ -7,6 +7,7 @@ from typing import Any
 
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.snapshots import NO_SNAPSHOTS
+from metrale_jax.speculative.policy import DraftStats
 
 # Seconds over which the present rate of tokens is taken.
 RECENT_S = 10
@@ -28,7 +29,8 @@ class EngineStats:
     `num_unreported` requests ended whose `on_finish` raised. `recent_tokens_per_s` is the rate of generated tokens over
     the last ten seconds. Of a model with recurrent layers there is room for `num_snapshots` states, of which
     `used_snapshots` are kept; so many were taken, found by prompts, and evicted. Of the preemptions `num_swaps` copied
-    what the request held to the host, where it takes `swapped_bytes` now.
+    what the request held to the host, where it takes `swapped_bytes` now. `drafts` says how drafting stands, None
+    without.
     """
 
     num_waiting: int
@@ -57,6 +59,7 @@ class EngineStats:
     snapshots_evicted: int = 0
     num_swaps: int = 0
     swapped_bytes: int = 0
+    drafts: DraftStats | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -159,6 +162,7 @@ class Counters:
             snapshots_evicted=kept.evicted,
             num_swaps=self.num_swaps,
             swapped_bytes=memory.swap.num_bytes,
+            drafts=None if engine.drafting is None else engine.drafting.stats(),
         )
 
 

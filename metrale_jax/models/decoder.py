@@ -64,7 +64,7 @@ class Sharing:
 class Model:
     """The static half of a model: config, pool layout, the platform that its steps are lowered for, which
     implementation of paged attention they take there, how devices share it (None for one device: see
-    `models.tensor_parallel`), and what drafts tokens for it, if anything does."""
+    `models.tensor_parallel`), and what drafts tokens for it, at most `num_drafts` at a time, if anything does."""
 
     config: ModelConfig
     layout: PoolLayout
@@ -72,6 +72,7 @@ class Model:
     attention: str = "auto"
     sharing: Sharing | None = None
     proposer: AbstractProposer | None = None
+    num_drafts: int = 0
 
     @property
     def mesh(self) -> Mesh | None:
@@ -92,15 +93,17 @@ def make_model(
     attention: str = "auto",
     sharing: Sharing | None = None,
     proposer: AbstractProposer | None = None,
+    num_drafts: int = 0,
 ) -> Model:
     """The model's static half for one platform and block size. What layers of the `proposer` keep of a sequence lies in
-    the model's pool, after its own layers."""
+    the model's pool, after its own layers; it drafts at most `num_drafts` tokens at a time."""
     num_shards = 1 if sharing is None else tensor_size(sharing.mesh)
     specs, carried = layer_states(config, formats), ()
     if proposer is not None:
-        specs, carried = (*specs, *proposer.layer_states(formats)), proposer.carried(config)
+        specs = *specs, *proposer.layer_states(formats)
+        carried = proposer.carried(config, num_drafts)
     layout = make_layout(specs, block_size, platform, num_shards, carried)
-    return Model(config, layout, platform, attention, sharing, proposer)
+    return Model(config, layout, platform, attention, sharing, proposer, num_drafts)
 
 
 def forward(model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch) -> tuple[Float[Array, "T D"], Pool]:

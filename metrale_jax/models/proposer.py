@@ -53,9 +53,12 @@ class AbstractProposer(ABC):
         """The states that each of the drafter's own layers keeps. They are numbered on from the target's layers."""
         return ()
 
-    def carried(self, config: ModelConfig) -> tuple[CarrySpec, ...]:
-        """What is kept of each sequence by slot beside that, in `Pool.carry`. Zeros mean that nothing is known, as when
-        a sequence begins; what is called `TOKENS` has its known tokens then, `[max_context_tokens]` by position."""
+    def carried(self, config: ModelConfig, num_drafts: int) -> tuple[CarrySpec, ...]:
+        """What is kept of each sequence by slot beside that, in `Pool.carry`; a step has up to `num_drafts` of it.
+
+        Zeros mean that nothing is known, as when a sequence begins; what is called `TOKENS` has its known tokens then,
+        `[max_context_tokens]` by position.
+        """
         return ()
 
     @abstractmethod

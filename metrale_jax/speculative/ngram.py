@@ -14,8 +14,12 @@ from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model
 from metrale_jax.models.proposer import AbstractProposer, Drafts, Wish
+from metrale_jax.speculative.registry import Ask, Opened, no_directory
 from metrale_jax.speculative.rows import token_rows
 from metrale_jax.state.pool import TOKENS, CarrySpec, Pool
+
+# Copies are right for long or not at all.
+DRAFTS = 7
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Ngram(AbstractProposer):
     longest: int = 6
     first_copy: int = 3
 
-    def carried(self, config: ModelConfig) -> tuple[CarrySpec, ...]:
+    def carried(self, config: ModelConfig, num_drafts: int) -> tuple[CarrySpec, ...]:
         """Each sequence's tokens."""
         return (CarrySpec(TOKENS, (config.max_context_tokens,), "int32"),)
 
@@ -79,3 +83,9 @@ def copied(
     offset = jnp.arange(num_drafts, dtype=jnp.int32)
     source = best[:, None] + 1 + offset % period[:, None]
     return jnp.take_along_axis(known, jnp.minimum(source, known.shape[1] - 1), axis=1), count
+
+
+def open_proposer(ask: Ask) -> Opened:
+    """Prompt lookup, for any model."""
+    no_directory("ngram", ask)
+    return Opened(Ngram(), ask.num_drafts or DRAFTS)

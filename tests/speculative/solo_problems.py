@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests whose answers must not depend on any proposer: the oracle's answers with and without drafts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 
-from metrale_jax.generate import generate_tokens
+from metrale_jax.generate import generate_speculative, generate_tokens
 from metrale_jax.models.proposer import AbstractProposer, Drafts
 from metrale_jax.sampling.params import SamplingParams
-from metrale_jax.state.formats import StateFormats
 
 NEW = 20
 REQUESTS = {
@@ -21,7 +20,6 @@ REQUESTS = {
     "bias": SamplingParams(temperature=1.1, top_k=20, logit_bias={5: 4.0, 9: -50.0}, max_tokens=NEW),
     "min_tokens": SamplingParams(temperature=1.2, min_tokens=9, max_tokens=NEW),
 }
-HYBRID = StateFormats("float32", "float32", num_pending=8)
 
 
 def prompts(model):
@@ -52,17 +50,11 @@ def script(prompt, answer, wrong_every: int):
     return jnp.asarray(tokens)
 
 
-def assert_solo(model, proposer, drafter=(), num_drafts=3, names=tuple(REQUESTS), fill=None, formats=HYBRID):
+def assert_solo(model, proposer, drafter=(), num_drafts=3, names=tuple(REQUESTS), fill=None):
     """Asserts equal answers with and without drafts; gives the numbers of steps that drafted, of drafts and of those
     accepted. A `Scripted` proposer is told the answer."""
-    steps, params = model.drafted_by(proposer, drafter, 8, replace(formats, num_pending=num_drafts))
-    counts = [0, 0, 0]
-
-    def tally(proposed, accepted):
-        assert 0 <= accepted <= proposed <= num_drafts
-        for index, count in enumerate((1, proposed, accepted)):
-            counts[index] += count
-
+    steps, params = model.drafted_by(proposer, drafter, 8, num_drafts)
+    pairs = []
     options = {} if fill is None else {"fill": fill}
     for prompt in prompts(model):
         for name in names:
@@ -70,6 +62,8 @@ def assert_solo(model, proposer, drafter=(), num_drafts=3, names=tuple(REQUESTS)
             alone = generate_tokens(model.steps, model.params, *request, **options)
             if isinstance(proposer, Scripted):
                 params = params.replace(drafter=script(prompt, alone, wrong_every=5))
-            drafted = generate_tokens(steps, params, *request, **options, num_drafts=num_drafts, tally=tally)
-            assert drafted == alone, (name, drafted, alone)
-    return counts
+            drafted = generate_speculative(steps, params, *request, **options)
+            assert drafted.tokens == alone, (name, drafted, alone)
+            assert all(0 <= accepted <= proposed <= num_drafts for proposed, accepted in drafted.steps)
+            pairs += drafted.steps
+    return len(pairs), sum(proposed for proposed, _ in pairs), sum(accepted for _, accepted in pairs)
