@@ -18,6 +18,7 @@ _PUBLIC = {
     "SamplingParams": "metrale_jax.sampling.params",
     "MetraleError": "metrale_jax.core.errors",
     "load_model": "metrale_jax.runtime",
+    "generate_speculative": "metrale_jax.generate",
     "generate_tokens": "metrale_jax.generate",
 }
 __all__ = sorted(_PUBLIC)

@@ -21,7 +21,8 @@ from metrale_jax.checkpoint.plan import load_plan
 from metrale_jax.core.errors import CheckpointError, TextError
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.progress import Progress, TerminalProgress, silent
-from metrale_jax.runtime import chosen_dtype, default_cache_dir
+from metrale_jax.run_options import chosen_dtype
+from metrale_jax.runtime import default_cache_dir
 
 
 def convert_model(path: Path, directory: Path, dtype: str | None = None, progress: Progress = silent) -> str:

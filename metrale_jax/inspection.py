@@ -16,7 +16,7 @@ from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.layers.registry import kind_names
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.models.decoder import make_model
-from metrale_jax.runtime import chosen_dtype
+from metrale_jax.run_options import chosen_dtype
 from metrale_jax.state.formats import StateFormats
 
 

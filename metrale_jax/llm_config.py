@@ -13,7 +13,7 @@ from metrale_jax.engine.disk import DiskStore
 from metrale_jax.engine.settings import EngineConfig, within_pool
 from metrale_jax.engine.tiers import Tier
 from metrale_jax.models.decoder import Model
-from metrale_jax.runtime import RunOptions
+from metrale_jax.run_options import RunOptions
 from metrale_jax.speculative.registry import draft_widths
 from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
@@ -42,9 +42,9 @@ class LLMConfig:
     `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models that must
     be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see
     `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own,
-    for it is code. `tensor_parallel` devices share the model. `proposer`, `drafter` and `num_drafts` are as in
-    `RunOptions`; by `draft_mode` "auto" only what is measured to be quicker is drafted, by "always" as much as fits.
-    The rest is as in `EngineConfig`.
+    for it is code. `tensor_parallel` devices share the model. `proposer`, `drafter`, `num_drafts` and `acceptance`
+    are as in `RunOptions`; by `draft_mode` "auto" only what is measured to be quicker is drafted, by "always" as
+    much as fits. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -74,6 +74,7 @@ class LLMConfig:
     drafter: str | Path | None = None
     num_drafts: int | None = None
     draft_mode: str = "auto"
+    acceptance: str = "exact"
 
     def __post_init__(self):
         refuse_wrong_types(self)

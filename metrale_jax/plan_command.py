@@ -38,16 +38,15 @@ from metrale_jax.models.decoder import Model, make_model
 from metrale_jax.models.family import Description, described
 from metrale_jax.models.tensor_parallel import fitting_size, shared
 from metrale_jax.progress import Progress, TerminalProgress, silent
-from metrale_jax.runtime import (
+from metrale_jax.run_options import (
     BLOCK_TOKENS,
     RunOptions,
     bounded,
-    check_writable,
     chosen_attention,
     chosen_block_size,
     chosen_formats,
-    default_cache_dir,
 )
+from metrale_jax.runtime import check_writable, default_cache_dir
 from metrale_jax.sharding.rules import make_mesh
 from metrale_jax.steps.build import Steps, pool_key
 from metrale_jax.steps.home import row_major, row_major_over

@@ -11,7 +11,8 @@ import pytest
 from metrale_jax import cli
 from metrale_jax.convert import convert_model
 from metrale_jax.core.errors import CheckpointError, ConfigError
-from metrale_jax.runtime import RunOptions, load_model
+from metrale_jax.run_options import RunOptions
+from metrale_jax.runtime import load_model
 from tests.conftest import GOLDENS
 
 

@@ -10,7 +10,7 @@ from metrale_jax import LLM
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.llm_config import LLMConfig
-from metrale_jax.runtime import RunOptions
+from metrale_jax.run_options import RunOptions
 
 
 class Odd:

@@ -26,7 +26,7 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.devices import host
 from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.models.decoder import make_model
-from metrale_jax.runtime import BLOCK_TOKENS, chosen_block_size
+from metrale_jax.run_options import BLOCK_TOKENS, chosen_block_size
 from metrale_jax.state.formats import StateFormats
 from pallas_kernels.dispatch import PLATFORMS
 from tests.conftest import GOLDENS

@@ -35,6 +35,7 @@ RANKS = {
     "metrale_jax.progress": 7,
     "metrale_jax.loading": 8,
     "metrale_jax.drafters": 8.5,
+    "metrale_jax.run_options": 8.5,
     "metrale_jax.evaluation": 8,
     "metrale_jax.results": 8,
     "metrale_jax.request_log": 8,

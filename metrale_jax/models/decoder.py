@@ -64,7 +64,8 @@ class Sharing:
 class Model:
     """The static half of a model: config, pool layout, the platform that its steps are lowered for, which
     implementation of paged attention they take there, how devices share it (None for one device: see
-    `models.tensor_parallel`), and what drafts tokens for it, at most `num_drafts` at a time, if anything does."""
+    `models.tensor_parallel`), and what drafts tokens for it, at most `num_drafts` at a time, if anything does;
+    `acceptance` is the rule by which drafts stand (see `sampling.accept`)."""
 
     config: ModelConfig
     layout: PoolLayout
@@ -73,6 +74,7 @@ class Model:
     sharing: Sharing | None = None
     proposer: AbstractProposer | None = None
     num_drafts: int = 0
+    acceptance: str = "exact"
 
     @property
     def mesh(self) -> Mesh | None:

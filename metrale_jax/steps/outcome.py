@@ -9,6 +9,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from metrale_jax.core.sequence import SamplingState, SequenceState
+from metrale_jax.models.proposer import Drafts
+from metrale_jax.sampling.accept import acceptance_rule
 from metrale_jax.sampling.history import remember, remember_chunks
 from metrale_jax.sampling.rules import repeated, ruled_logits
 from metrale_jax.sampling.sample import chosen_logprobs, draw, drawable
@@ -47,17 +49,23 @@ def standing(out: StepOutput, num_tokens: Int[Array, " S"], num_drafts: Any = ()
 
 
 def sample_rows(
-    logits: Float[Array, "R V"], sampling: SamplingState, positions: Int[Array, "S Q"], num_logprobs: int
+    logits: Float[Array, "R V"],
+    sampling: SamplingState,
+    positions: Int[Array, "S Q"],
+    num_logprobs: int,
+    drafts: Drafts | None = None,
+    acceptance: str = "exact",
 ) -> StepOutput:
     """Tokens for `Q` consecutive positions of each sequence, `R = S Q` rows, with `finite [S, Q]` of each: see
-    `standing` for what of them stands.
+    `standing` for what of them stands. Of `drafts` before each row's last position those stand that the rule called
+    `acceptance` accepts, and a token more: `num_tokens`.
 
     Many rows are drawn a piece at a time, which changes no token: rules and filters make several arrays of the logits'
     size, and hundreds of rows of a large vocabulary would take gigabytes.
     """
     num_sequences, width = positions.shape
     if num_sequences * width <= WHOLE_ROWS:
-        return _drawn(logits, sampling, positions, num_logprobs)
+        return _drawn(logits, sampling, positions, drafts, num_logprobs, acceptance)
     piece = max(1, PIECE_ROWS // width)
     num_pieces = ceil_div(num_sequences, piece)
 
@@ -65,7 +73,8 @@ def sample_rows(
         def cut(leaf, unit=1):
             return jax.lax.dynamic_slice_in_dim(leaf, start * unit, piece * unit)
 
-        return _drawn(cut(logits, width), jax.tree.map(cut, sampling), cut(positions), num_logprobs)
+        rows = jax.tree.map(cut, (sampling, positions, drafts))
+        return _drawn(cut(logits, width), *rows, num_logprobs, acceptance)
 
     # The last piece ends where the rows do, and repeats some of the piece before it.
     starts = jnp.minimum(jnp.arange(num_pieces, dtype=jnp.int32) * piece, num_sequences - piece)
@@ -77,20 +86,25 @@ def sample_rows(
     return jax.tree.map(joined, jax.lax.map(draw_piece, starts))
 
 
-def _drawn(logits, sampling, positions, num_logprobs):
+def _drawn(logits, sampling, positions, drafts, num_logprobs, acceptance):
     num_sequences, width = positions.shape
     ruled = ruled_logits(logits, sampling, positions)
-    each = jax.tree.map(lambda leaf: repeated(leaf, width), sampling.replace(extras=()))
-    tokens = draw(ruled, each, positions.reshape(-1))
+    plain = sampling.replace(extras=())
+    each = jax.tree.map(lambda leaf: repeated(leaf, width), plain)
+    tokens = draw(ruled, each, positions.reshape(-1)).reshape(num_sequences, width)
+    accepted = jnp.full(num_sequences, width - 1, jnp.int32)
+    if drafts is not None:
+        accept = acceptance_rule(acceptance).accept
+        tokens, accepted = accept(drafts.tokens, drafts.lens, tokens, ruled, drafts.scores, plain, positions)
     out = StepOutput(
-        tokens=tokens.reshape(num_sequences, width),
-        num_tokens=jnp.full(num_sequences, width, jnp.int32),
+        tokens=tokens,
+        num_tokens=accepted + 1,
         finite=jnp.all(jnp.isfinite(logits), axis=-1).reshape(num_sequences, width),
         drawable=drawable(ruled).reshape(num_sequences, width),
     )
     if not num_logprobs:
         return out
-    chosen, ids, top = chosen_logprobs(logits, tokens, num_logprobs)
+    chosen, ids, top = chosen_logprobs(logits, tokens.reshape(-1), num_logprobs)
     return out.replace(
         logprobs=chosen.reshape(num_sequences, width),
         top_ids=ids.reshape(num_sequences, width, -1),

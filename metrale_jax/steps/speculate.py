@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model
 from metrale_jax.models.proposer import Drafts, Wish
+from metrale_jax.sampling.accept import acceptance_rule
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import uniform_batch
 from metrale_jax.steps.outcome import StepOutput
@@ -45,12 +46,12 @@ def draft_and_run(
     state: SequenceState,
     limits: Int[Array, " S"],
     num_drafts: int,
-    scores: bool = False,
 ) -> tuple[Pool, Float[Array, "R D"], Drafts]:
     """The pool after each row's last token and its drafts were run, their final hidden rows `[S (J + 1), D]`, and the
-    drafts. With `scores`, what they were drawn from comes with them."""
+    drafts, with what they were drawn from where the model's acceptance rule goes by that."""
     limits = jnp.where(state.seq_len > 0, jnp.minimum(limits, num_drafts), 0)
-    drafts, pool = model.proposer.propose(model, params, pool, state, limits, Wish(num_drafts, scores))
+    wish = Wish(num_drafts, acceptance_rule(model.acceptance).needs_scores)
+    drafts, pool = model.proposer.propose(model, params, pool, state, limits, wish)
     # Compilers would work the drafts out again for each use that is made of them.
     drafts = jax.lax.optimization_barrier(drafts.replace(lens=jnp.minimum(drafts.lens, limits)))
     batch = uniform_batch(state, drafts.tokens, drafts.lens, model.layout.block_size)

@@ -7,7 +7,6 @@ from jaxtyping import Array, Float, Int
 from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model, head_logits
 from metrale_jax.models.proposer import Drafts
-from metrale_jax.sampling.accept import accepted_lengths
 from metrale_jax.state.pool import Pool
 from metrale_jax.steps.batches import uniform_batch
 from metrale_jax.steps.outcome import StepOutput, remembering, sample_rows, standing
@@ -50,10 +49,9 @@ def judged(
     active = state.seq_len > 0
     # Each drafted position looks back on the drafts before it; what was drawn instead then takes their place.
     state = remembering(state, positions[:, :-1], drafts.tokens, active)
-    out = sample_rows(logits, state.sampling, positions, num_logprobs)
+    out = sample_rows(logits, state.sampling, positions, num_logprobs, drafts, model.acceptance)
     state = remembering(state, positions, out.tokens, active)
-    accepted = accepted_lengths(drafts.tokens, drafts.lens, out.tokens)
-    accepted = up_to_an_end(accepted, out.tokens, state.sampling.stop_ids)
+    accepted = up_to_an_end(out.num_tokens - 1, out.tokens, state.sampling.stop_ids)
     last = jnp.take_along_axis(out.tokens, accepted[:, None], axis=1)[:, 0]
     state = state.replace(
         seq_len=jnp.where(active, state.seq_len + accepted + 1, 0),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from metrale_jax.models.decoder import make_model
-from metrale_jax.runtime import RunOptions, load_model
+from metrale_jax.run_options import RunOptions
+from metrale_jax.runtime import load_model
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.state.formats import StateFormats
 from metrale_jax.steps.build import Steps

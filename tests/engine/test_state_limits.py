@@ -13,7 +13,7 @@ from metrale_jax.engine.warmup import LimitSlots, all_programs
 from metrale_jax.evaluation import chunked_logits
 from metrale_jax.generate import generate_tokens, limited_spans
 from metrale_jax.models.decoder import make_model
-from metrale_jax.runtime import RunOptions, chosen_formats
+from metrale_jax.run_options import RunOptions, chosen_formats
 from metrale_jax.state.formats import StateFormats
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.home import row_major
