@@ -26,7 +26,7 @@ from metrale_jax.engine.make import make_engine
 from metrale_jax.engine.moves import spill_kept
 from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.stats import EngineStats
-from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs
+from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs, program_kinds
 from metrale_jax.evaluation import chunked_logits, token_nlls
 from metrale_jax.llm_config import (
     checked_limits,
@@ -218,7 +218,7 @@ class LLM:
     def warm_up(self) -> int:
         """Compiles every program that a load can need, beam search apart; returns how many there are."""
         loaded = self.loaded
-        kinds = bool(loaded.model.layout.slot_groups), bool(loaded.model.layout.norm_tokens)
+        kinds = program_kinds(loaded.model.layout)
         wanted = all_programs(self.engine.shapes, loaded.config.vocab_size, *kinds)
         promised = compile_programs(loaded.steps, loaded.params, self._engine_config(loaded.steps), wanted)
         self._awaited(promised, len(wanted))

@@ -31,7 +31,7 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.devices import host, without_devices
 from metrale_jax.engine.buckets import make_shape_plan
 from metrale_jax.engine.settings import EngineConfig, blocks_for
-from metrale_jax.engine.warmup import abstract_params, all_programs
+from metrale_jax.engine.warmup import abstract_params, all_programs, program_kinds
 from metrale_jax.llm_config import LLMConfig, engine_config
 from metrale_jax.loading import has_weights, open_checkpoint, read_config
 from metrale_jax.models.decoder import Model, make_model
@@ -153,7 +153,7 @@ def make_plan(name: str, prepared: Prepared, ask: Ask, whole: bool, progress: Pr
         workspace = Workspace(refusal="the weights alone do not fit, so nothing was compiled")
     else:
         shapes = make_shape_plan(prepared.config, len(model.config.eos_token_ids))
-        vocab_size, kinds = model.config.vocab_size, (bool(model.layout.slot_groups), bool(model.layout.norm_tokens))
+        vocab_size, kinds = model.config.vocab_size, program_kinds(model.layout)
         programs = all_programs(shapes, vocab_size, *kinds) if whole else hungriest(shapes, vocab_size)
         config = prepared.config if whole else _probing(prepared, bare)
         workspace = measured(prepared.steps, params, config, programs, progress)

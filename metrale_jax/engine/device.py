@@ -19,7 +19,7 @@ from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.rows import Chunks, Rows, chunk_rows, decode_rows
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.models.proposer import Drafts
-from metrale_jax.state.pool import TOKENS, read_blocks, read_slots, zeros
+from metrale_jax.state.pool import TOKENS, PoolLayout, read_blocks, read_slots, zeros
 from metrale_jax.steps.build import Steps
 from metrale_jax.steps.outcome import StepOutput
 from metrale_jax.steps.serving import Candidates, DrawRows
@@ -49,7 +49,7 @@ class Device:
         layout = steps.model.layout
         self._has_slots, self._max_norms = layout.holds_slots, layout.max_norms
         self._carries = bool(layout.carried)
-        self._known_tokens = next((one.shape[0] for one in layout.carried if one.name == TOKENS), 0)
+        self._known_tokens = token_room(layout)
         self._fresh_pool = partial(steps.make_pool, (num_blocks,) * len(layout.groups), fill, shapes.pool_slots)
         self._fresh_tokens = partial(np.zeros, shapes.num_slots + 1, np.int32)
         self._fresh_rows = partial(np.zeros, *kept_rows(shapes, params, bool(layout.slot_groups)))
@@ -268,6 +268,11 @@ class Device:
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)
+
+
+def token_room(layout: PoolLayout) -> int:
+    """How many tokens of a sequence are carried by slot; 0 where none are."""
+    return next((one.shape[0] for one in layout.carried if one.name == TOKENS), 0)
 
 
 def slot_copies(count: int) -> int:
