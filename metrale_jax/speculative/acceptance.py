@@ -10,7 +10,7 @@ the engine learns it as one factor a width. A new sequence starts at the engine'
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from operator import itemgetter, truediv
+from operator import itemgetter
 from typing import NamedTuple
 
 from metrale_jax.speculative.settings import PolicySettings
@@ -78,8 +78,7 @@ class Acceptance:
             else:
                 rooms.append(room)
                 curves.append(sequence.curve if room >= most else self._short(sequence, room))
-        factors = map(truediv, self._came, self._expected)
-        return rooms, [total * factor for total, factor in zip(self._summed(curves), factors, strict=True)]
+        return rooms, [total * self._factor(at) for at, total in enumerate(self._summed(curves))]
 
     def record(self, width: int, outcomes: Sequence[Outcome], step: int) -> int:
         """Takes in what became of the rows of a step of `width`; returns how many drafts were accepted."""
@@ -139,17 +138,23 @@ class Acceptance:
         return hits
 
     def _compare(self, width: int, came: list[int], expected: list[float]) -> None:
-        """Sets what came against what was expected, up to `width`. Wider ones drift to what the widest of these says:
-        what they were once found to be would else stay."""
+        """Sets what came against what was expected, up to `width`.
+
+        Wider ones drift to what the widest of these says: what they were once found to be would else stay.
+        """
         factor = 1.0
         for at, least in enumerate(self.widths):
             if least <= width:
                 self._came[at] += came[at] - FACTOR_DECAY * self._came[at]
                 self._expected[at] += expected[at] - FACTOR_DECAY * self._expected[at]
-                factor = self._came[at] / self._expected[at]
+                factor = self._factor(at)
             else:
                 self._came[at] += FACTOR_DRIFT * (FACTOR_START * factor - self._came[at])
                 self._expected[at] += FACTOR_DRIFT * (FACTOR_START - self._expected[at])
+
+    def _factor(self, at: int) -> float:
+        """What came of the drafts of a width, in what skills promised."""
+        return (self._came[at] + 1) / (self._expected[at] + 1)
 
     def _started(self, request_id: int) -> _Sequence:
         """A new sequence, at the engine's averages."""

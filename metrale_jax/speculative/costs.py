@@ -4,6 +4,8 @@
 # A step that takes this many times the usual is an accident (a compile, a busy host), unless several say so in a row.
 OFF = 2.0
 ACCIDENTS = 3
+# A first step of a shape that takes this many plain ones is an accident until a second one does.
+ABSURD = 8.0
 # The newest step weighs one part in so many.
 MEMORY = 24
 # Steps after which the time of a shape is taken for certain.
@@ -64,17 +66,14 @@ class StepCosts:
 
     def measured(self, num_rows: int, width: int) -> float | None:
         """Time of a step of `width` in plain steps: at this row count, or at the nearest where both were measured."""
-        if not width:
-            return 1.0
-        plain, wide = self._by_width[0], self._by_width.get(width)
-        if not wide:
-            return None
-        if num_rows not in wide or num_rows not in plain:
-            both = wide.keys() & plain.keys()
-            if not both:
-                return None
-            num_rows = min(both, key=lambda other: (max(other, num_rows) / min(other, num_rows), other))
-        return wide[num_rows].mean / plain[num_rows].mean
+        here = self._quotient(num_rows, width)
+        if here is not None:
+            return here
+        known = [(other, self._quotient(other, width)) for other in self._by_width.get(width, ())]
+        near = [
+            (max(other, num_rows) / min(other, num_rows), other, ratio) for other, ratio in known if ratio is not None
+        ]
+        return min(near)[2] if near else None
 
     def ratio(self, num_rows: int, width: int) -> float:
         """`measured`, or a hopeful guess: the nearest measured width's, with `draft_cost` for each draft between."""
@@ -82,5 +81,20 @@ class StepCosts:
         if known is not None:
             return known
         others = [other for other in self._by_width if self.measured(num_rows, other) is not None]
-        nearest = min(others, key=lambda other: (not other, abs(other - width)))
+        nearest = min(others, key=lambda other: (other == 0, abs(other - width)))
         return max(1.0, self.measured(num_rows, nearest) + self.draft_cost * (width - nearest))
+
+    def taken(self, num_rows: int, width: int) -> float:
+        """What steps of this shape took in plain steps, absurd or not; `ratio` where that was not measured."""
+        plain, wide = self.seconds(num_rows, 0), self.seconds(num_rows, width)
+        return self.ratio(num_rows, width) if plain is None or wide is None else wide / plain
+
+    def _quotient(self, num_rows: int, width: int) -> float | None:
+        """`measured` at this row count alone."""
+        if not width:
+            return 1.0
+        plain, wide = self._by_width[0].get(num_rows), self._by_width.get(width, {}).get(num_rows)
+        if plain is None or wide is None:
+            return None
+        ratio = wide.mean / plain.mean
+        return ratio if wide.count > 1 or ratio < ABSURD else None

@@ -40,9 +40,9 @@ class DraftPlan:
 class DraftStats:
     """How drafting stands. Pairs are by width, plain decoding first.
 
-    `width` is the one in use (0: not drafting), as decided for `num_rows` from `tokens_per_s` (empty until a plain
-    step was measured there) and `step_s` (widths measured there). `positions` are (proposed, accepted) of each draft
-    position. `allowance` is how many plain steps drafts may lose at present.
+    `width` is the one in use (0: not drafting, but for trials), as decided for `num_rows` from `tokens_per_s` (empty
+    until a plain step was measured there) and `step_s` (widths measured there). `steps` counts what was recorded, and
+    `positions` the (proposed, accepted) of each draft position. `allowance` is how many plain steps drafts may lose.
     """
 
     width: int
@@ -98,7 +98,7 @@ class DraftPolicy:
         self._watches: dict[int, _Watch] = {}
         self._allowance = settings.loss_start
         self._step = self._num_switches = self._num_trials = self._num_rows = 0
-        self._width, self._unrest = 0, 0.0
+        self._width, self._unrest = (widths[-1] if mode == "always" else 0), 0.0
         self._tokens: list[float] = []
         self._steps = dict.fromkeys((0, *self.widths), 0)
 
@@ -108,6 +108,8 @@ class DraftPolicy:
         if self.mode == "always":
             return self._filled(self.widths[-1], [room for _, room in rows])
         rooms, drafts = self._acceptance.expect(rows, self._step)
+        if not any(rooms) and all(room <= 0 for _, room in rows):
+            return self._filled(0, rooms)  # of no rows, too
         self._num_rows, self._tokens = num_rows, [float(len(rows)), *(len(rows) + more for more in drafts)]
         watch = self._watches.get(num_rows)
         if watch is None:
@@ -122,23 +124,27 @@ class DraftPolicy:
         return self._filled(width or self._width, rooms)
 
     def record(self, width: int, num_rows: int, seconds: float | None, outcomes: Sequence[Outcome]) -> None:
-        """Takes in a step that was read: its time (None where it says nothing: prompts ran beside it, or a compiler),
-        and an outcome for each row; a plain step needs none."""
+        """Takes in a step that was read, as it was planned; a plain one too.
+
+        `seconds` is None where the step's time says nothing: prompts ran beside it, or a compiler. `outcomes` holds one
+        for each row, also for those that were asked for no draft; a plain step needs none. Requests that ended in the
+        step are forgotten after this.
+        """
+        assert width in self._steps, f"a step of width {width} was not planned by a policy of {self.widths}"
         self._steps[width] += 1
         if seconds is not None:
             self._costs.record(num_rows, width, seconds)
-        accepted = self._acceptance.record(width, outcomes, self._step) if width else 0
-        gain = self.settings.loss_share
         watch = self._watches.get(num_rows)
+        gain = self.settings.loss_share
         if width and outcomes:
-            lost = min(self._costs.ratio(num_rows, width), MAX_RATIO) - 1 - accepted / len(outcomes)
+            lost = self._lost(width, num_rows, self._acceptance.record(width, outcomes, self._step) / len(outcomes))
             gain -= lost
             if watch is not None and width != self._width:
                 self._space(watch, lost > 0)
-        self._allowance = min(self._allowance + gain, self.settings.loss_cap)
-        if not width and watch is not None:
+        elif not width and watch is not None:
             seen = self._costs.count(num_rows, 0)
             watch.plain_due = max(watch.plain_due, self._step + min(seen**2, self.settings.plain_gap))
+        self._allowance = min(self._allowance + gain, self.settings.loss_cap)
 
     def forget(self, request_id: int) -> None:
         """Drops what is known of a request that has ended."""
@@ -162,9 +168,14 @@ class DraftPolicy:
             allowance=self._allowance,
         )
 
+    def _lost(self, width: int, num_rows: int, accepted: float) -> float:
+        """Plain steps that a step took longer than its tokens would have; more while that is uncertain."""
+        doubt = 1 + UNCERTAIN / 2 / max(self._costs.count(num_rows, 0), 1)
+        return min(self._costs.taken(num_rows, width) * doubt, MAX_RATIO) - 1 - accepted
+
     def _filled(self, width: int, rooms: list[int]) -> DraftPlan:
         """A plan of the narrowest width that holds what rows of these rooms draft at `width`."""
-        lens = tuple([room if room < width else width for room in rooms])
+        lens = tuple([max(room, 0) if room < width else width for room in rooms])
         most = max(lens, default=0)
         return DraftPlan(next((one for one in self.widths if one >= most), 0) if most > 0 else 0, lens)
 
@@ -178,7 +189,8 @@ class DraftPolicy:
     def _switch(self) -> None:
         """Takes another width into use if it is clearly better, the more clearly the more were of late.
 
-        Plain decoding also when all that may be lost is."""
+        Plain decoding also when all that may be lost is.
+        """
         self._unrest *= 1 - 1 / self.settings.calm
         measured = {
             width: tokens / ratio

@@ -24,16 +24,16 @@ class PolicySettings:
     """
 
     margin: float = 0.05
-    skill_decay: float = 0.08
+    skill_decay: float = 0.06
     proposes_decay: float = 0.15
     first_skill: float = 0.6
     patience: int = 4
     pause_below: float = 0.15
-    max_pause: int = 16
-    calm: int = 100
+    max_pause: int = 8
+    calm: int = 200
     loss_share: float = 0.015
     loss_start: float = 1.0
-    loss_cap: float = 4.0
+    loss_cap: float = 8.0
     min_gap: int = 4
     max_gap: int = 64
     plain_gap: int = 256
