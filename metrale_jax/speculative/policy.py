@@ -218,7 +218,7 @@ class DraftPolicy:
 
     def _trial(self, watch: _Watch) -> int:
         """The width to try in this step, in place of the one in use; 0 for none."""
-        if self._step < watch.due or self._allowance <= 0:
+        if self._step < watch.due:
             return 0
         width = self._wider_or_narrower() if self._width else self._hopeful()
         if width:

@@ -167,6 +167,13 @@ def test_noise_does_not_make_widths_flap(chance):
     assert policy.stats().num_switches <= 10
 
 
+def test_trials_of_what_does_not_pay_are_spaced():
+    # A step of drafts is cheap here, so that the allowance alone would let one be tried every few steps.
+    policy = DraftPolicy(WIDTHS)
+    World(chance=same(0.0), load=lambda step: 4).run(policy, 1500)
+    assert 15 <= policy.stats().num_trials <= 80
+
+
 def test_switches_stay_rare_where_widths_are_equally_good():
     # Bound by arithmetic, three widths are within 3 % for one sequence.
     policy = DraftPolicy(WIDTHS)
