@@ -223,6 +223,10 @@ class FakeDevice:
         self._queue.append(run)
         return out
 
+    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+        """A sequence begins in a slot; nothing is carried there."""
+        expect(slot > 0 and len(tokens) > 0, "a sequence begins nowhere")
+
     def put_tokens(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Sets the tokens that `slots` run next."""
 

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What drafting is worth: tokens a second with each proposer against none in the same run, and how many drafts stand.
+
+    python -m benchmarks.speculation --model smollm2-135m --proposers ngram self eagle3=DIR --batches 1 8 --json OUT
+
+Engines with and without drafts answer the same requests by turns; figures are medians of the rounds. Answers are
+compared token by token: in float32 none may differ.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from metrale_jax import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0)
+CHAT = [
+    "What should I consider before adopting an older dog?",
+    "Explain why the sky turns red at sunset.",
+    "Give me three ideas for a rainy Sunday with children.",
+    "How does a refrigerator keep food cold?",
+    "Write a short note thanking a neighbour for watering my plants.",
+    "What is the difference between a virus and a bacterium?",
+    "Describe a walk through an autumn forest.",
+    "Which habits help people to fall asleep faster?",
+]
+CODE = [
+    "Write a Python function that counts the vowels of a string.",
+    "Write a Python class for a bank account with deposit and withdraw methods.",
+    "Write a SQL query that lists the ten customers with the most orders.",
+    "Write a JavaScript function that reverses an array in place.",
+    "Write a Python script that reads a CSV file and prints the sum of a column.",
+    "Write a C function that computes the factorial of n.",
+    "Write HTML for a form with a name, an e-mail and a submit button.",
+    "Write a Python function that merges two sorted lists.",
+]
+PASSAGE = (
+    "The harbour of Kilronan lies on the sheltered side of the island. Ferries arrive four times a day in summer and "
+    "twice in winter. The pier was rebuilt in 1998 after storms had broken its outer wall. Fishing boats tie up along "
+    "the inner side, and a small crane lifts their boxes to the road. Beside the pier stands a shop that sells rope, "
+    "paint and postcards. The shop opens at seven and closes when the last ferry has left. "
+)
+COPY = [
+    f"Repeat the following text word for word, {how}:\n\n{PASSAGE}"
+    for how in (
+        "and nothing else",
+        "without any comment",
+        "exactly as it stands",
+        "then stop",
+        "in full",
+        "from start to end",
+        "once",
+        "with the same punctuation",
+    )
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Requests of one sort: prompts for a chat, and how they are answered."""
+
+    name: str
+    prompts: list[str]
+    params: SamplingParams
+
+
+KINDS = (
+    Kind("chat", CHAT, GREEDY),
+    Kind("code", CODE, GREEDY),
+    Kind("copy", COPY, GREEDY),
+    Kind("sampled", CHAT, SamplingParams(temperature=1.0, top_p=0.95, seed=1)),
+)
+
+
+def answered(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[float, list[list[int]]]:
+    """Seconds that all answers took together, and their tokens."""
+    start = time.perf_counter()
+    results = llm.generate(prompts, params)
+    return time.perf_counter() - start, [result.token_ids for result in results]
+
+
+def measured(plain: LLM, drafting: LLM, kind: Kind, batch: int, tokens: int, rounds: int) -> dict:
+    """A row of the report: prompts of a kind, `batch` at a time."""
+    params = replace(kind.params, max_tokens=tokens, ignore_eos=False)
+    prompts = [plain.chat_tokens([{"role": "user", "content": text}]) for text in kind.prompts]
+    groups = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+    groups = groups[: max(1, len(groups) // 2)] if batch == 1 else groups
+    for group in groups[:1]:
+        answered(drafting, group, params)  # what is still to be compiled
+        answered(plain, group, params)
+    before = drafting.stats().drafts
+    ratios, speeds, wrong, total = [], [], 0, 0
+    for _ in range(rounds):
+        for group in groups:
+            alone_s, expected = answered(plain, group, params)
+            drafted_s, found = answered(drafting, group, params)
+            count = sum(map(len, expected))
+            wrong += sum(a != b for a, b in zip(found, expected, strict=True))
+            total += len(group)
+            ratios.append(alone_s / drafted_s)
+            speeds.append((count / alone_s, sum(map(len, found)) / drafted_s))
+    after = drafting.stats().drafts
+    positions = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(before.positions, after.positions, strict=True)]
+    steps = {width: count - dict(before.steps)[width] for width, count in after.steps}
+    return {
+        "prompts": kind.name,
+        "batch": batch,
+        "plain_tokens_per_s": round(statistics.median(speed for speed, _ in speeds), 2),
+        "tokens_per_s": round(statistics.median(speed for _, speed in speeds), 2),
+        "ratio": round(statistics.median(ratios), 3),
+        "least_ratio": round(min(ratios), 3),
+        "acceptance": [round(accepted / proposed, 3) if proposed else None for proposed, accepted in positions],
+        "steps_by_width": steps,
+        "answers": total,
+        "answers_that_differ": wrong,
+    }
+
+
+def main() -> None:
+    """Prints a Markdown table, and writes JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--proposers", nargs="+", default=["ngram", "self"], metavar="NAME[=DRAFTER]")
+    parser.add_argument("--kinds", nargs="+", default=[kind.name for kind in KINDS])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--num-drafts", type=int)
+    parser.add_argument("--draft-mode", default="auto")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    common = {"max_sequences": max(arguments.batches), "max_context_tokens": 1024, "prefix_cache": False}
+    plain = LLM(arguments.model, **common)
+    plain.warm_up()
+    report = {"model": arguments.model, "machine": platform.processor() or platform.machine(), "rows": []}
+    print("| proposer | prompts | batch | plain, tokens/s | tokens/s | ratio | accepted by position | differ |")
+    print("|---|---|--:|--:|--:|--:|---|--:|")
+    for named in arguments.proposers:
+        name, _, drafter = named.partition("=")
+        options = {"proposer": name, "drafter": drafter or None, "num_drafts": arguments.num_drafts}
+        drafting = LLM(arguments.model, **common, **options, draft_mode=arguments.draft_mode)
+        drafting.warm_up()
+        for kind in (kind for kind in KINDS if kind.name in arguments.kinds):
+            for batch in arguments.batches:
+                row = measured(plain, drafting, kind, batch, arguments.tokens, arguments.rounds)
+                report["rows"].append({"proposer": name, **row})
+                shares = " ".join("-" if share is None else f"{share:.2f}" for share in row["acceptance"])
+                print(
+                    f"| {name} | {kind.name} | {batch} | {row['plain_tokens_per_s']} | {row['tokens_per_s']} | "
+                    f"{row['ratio']} | {shares} | {row['answers_that_differ']}/{row['answers']} |",
+                    flush=True,
+                )
+        del drafting
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
