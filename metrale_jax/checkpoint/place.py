@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from metrale_jax.checkpoint.plan import source_bytes, spec_leaves
-from metrale_jax.checkpoint.source import AbstractTensorSource, aligned_empty
+from metrale_jax.checkpoint.source import AbstractTensorSource, aligned_empty, named_dtype
 from metrale_jax.core.errors import CheckpointError
 from metrale_jax.core.specs import ParamSpec, identity, stacked_rows
 
@@ -78,7 +78,7 @@ def read_param(spec: ParamSpec, source: AbstractTensorSource, dtype: np.dtype) -
 
     A transform computes in the one dtype of file and run, and in float32 where the two differ, so that it rounds once.
     """
-    dtype = np.dtype(np.float32) if spec.keep_float32 else dtype
+    dtype = named_dtype(spec.dtype_in(np.dtype(dtype).name))
     with np.errstate(over="ignore", invalid="ignore"):
         if spec.transform in (identity, stacked_rows):
             # The commonest transforms write straight into the final buffer, conversion included.

@@ -49,8 +49,8 @@ class ParamSpec:
 
     `axes` names each dimension (see `sharding/axes.py`); `sources` are the checkpoint tensors that `transform` (a
     pure numpy function of as many arrays) turns into an array of `shape`. `keep_float32` exempts the parameter from
-    the run's dtype. `parts` says what the rows of a fused projection are, in order, so that `sharding.fused` can lay
-    them out by shard; `()` is for rows that may be cut anywhere.
+    the run's dtype, and `integer` ones are int32 whatever that is. `parts` says what the rows of a fused projection
+    are, in order, so that `sharding.fused` can lay them out by shard; `()` is for rows that may be cut anywhere.
     """
 
     shape: tuple[int, ...]
@@ -59,8 +59,13 @@ class ParamSpec:
     transform: Transform = identity
     keep_float32: bool = False
     parts: tuple[Part, ...] = ()
+    integer: bool = False
 
     def __post_init__(self):
         assert len(self.shape) == len(self.axes), (
             f"{self.sources}: {self.shape} has not one axis name each: {self.axes}"
         )
+
+    def dtype_in(self, run: str) -> str:
+        """The dtype that the parameter has in a run in the dtype called `run`."""
+        return "int32" if self.integer else "float32" if self.keep_float32 else run

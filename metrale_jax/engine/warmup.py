@@ -113,8 +113,7 @@ def abstract_params(specs: DecoderParams, dtype: str, mesh: Mesh | None = None) 
 
     def leaf(spec: ParamSpec) -> jax.ShapeDtypeStruct:
         sharding = None if mesh is None else named_sharding(spec.axes, spec.shape, mesh)
-        kept = jnp.float32 if spec.keep_float32 else jnp.dtype(dtype)
-        return jax.ShapeDtypeStruct(spec.shape, kept, sharding=sharding)
+        return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype_in(dtype)), sharding=sharding)
 
     return jax.tree.map(leaf, specs)
 

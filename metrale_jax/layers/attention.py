@@ -42,7 +42,7 @@ class AttentionLayerParams:
 
 
 def attention(
-    x: Float[Array, "T D"],
+    x: Float[Array, "T A"],
     params: AttentionLayerParams,
     config: AttentionConfig,
     tables: tuple,
@@ -53,7 +53,8 @@ def attention(
 ) -> tuple[Float[Array, "T D"], PagedKv]:
     """The layer's output, and its group's storage with the step's keys and values appended.
 
-    `tables` are the rotary cosines and sines, or `()`; `layer` is the layer's index in its group of the pool.
+    `x` is as wide as `params.qkv`, which in a decoder's layers is the model's width. `tables` are the rotary cosines
+    and sines, or `()`; `layer` is the layer's index in its group of the pool.
     """
     tokens, heads, kv_heads, width = x.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
     with jax.named_scope("qkv"):

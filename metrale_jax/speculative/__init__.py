@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 6: proposers of draft tokens; none yet. `steps.verify` takes drafts from any caller."""
+"""Rank 6: what proposes draft tokens. `heads` defines draft heads and what they compute, `head_specs` their weights,
+`drafter_files` a head as a directory. `steps.verify` takes drafts from any caller. May import steps and below.
+"""
