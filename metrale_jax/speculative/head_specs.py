@@ -12,7 +12,6 @@ import numpy as np
 
 from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.specs import ParamSpec, Source
-from metrale_jax.models.decoder import LayerParams
 from metrale_jax.models.decoder_specs import (
     DecoderNames,
     LayerSpecs,
@@ -22,6 +21,7 @@ from metrale_jax.models.decoder_specs import (
     mlp_specs,
     norm_spec,
 )
+from metrale_jax.models.stack import LayerParams
 from metrale_jax.sharding import axes
 from metrale_jax.speculative.heads import EagleConfig, HeadParams, MtpConfig, attention_width
 
