@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drawing a token: Gumbel-max with noise that depends on the request's seed and the token's position alone."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt
@@ -19,11 +21,27 @@ def draw(ruled: Float[Array, "R V"], sampling: SamplingState, positions: Int[Arr
     means greedy (Gumbel 1954; Maddison et al. 2014). The same row gives the same token in any batch. A row of minus
     infinity gives token 0, which `drawable` tells from a token that was drawn.
     """
-    greedy = likeliest(ruled)
+    return _drawn(ruled, sampling, lambda: gumbel(sampling.seed, positions, ruled.shape[1]))
+
+
+def draw_among(
+    scores: Float[Array, "R C"],
+    ids: Int[Array, " C"],
+    vocab: int,
+    sampling: SamplingState,
+    positions: Int[Array, " R"],
+) -> Int[Array, " R"]:
+    """The column drawn of each row, where column c scores token `ids[c]` of a vocabulary of `vocab`: what `draw` gives
+    if no other token may be drawn, since each has the noise that it has there."""
+    return _drawn(scores, sampling, lambda: gumbel(sampling.seed, positions, vocab).at[:, ids].get(mode="clip"))
+
+
+def _drawn(scores, sampling: SamplingState, noise: Callable):
+    greedy = likeliest(scores)
     hot = is_hot(sampling)
 
     def sampled(_):
-        noisy = filtered_logits(ruled, sampling) + gumbel(sampling.seed, positions, ruled.shape[1])
+        noisy = filtered_logits(scores, sampling) + noise()
         return jnp.where(hot, likeliest(noisy), greedy)
 
     return jax.lax.cond(jnp.any(hot), sampled, lambda _: greedy, None)
