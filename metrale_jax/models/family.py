@@ -12,6 +12,7 @@ from metrale_jax.core.errors import ConfigError, MetraleError
 from metrale_jax.models.config_fields import dtype_of, refuse_what_is_not_honoured
 from metrale_jax.models.decoder import DecoderParams
 from metrale_jax.models.hf_config import RawConfig
+from metrale_jax.models.next_layer import NextLayer
 from metrale_jax.models.rope_config import parse_rope, rope_params
 from pallas_kernels.activations import ACTIVATIONS
 
@@ -40,7 +41,8 @@ class Family:
     """A plug-in: `defaults` are the config class's own for fields a file may leave out; `gguf` is None where no GGUF is
     read, `quantised` lists the `quant_method`s whose files are, and `text_config` is the field under which files of a
     model that also sees or hears keep the text's fields. `only` has the values of fields at which a model is what
-    `describe` says, whether that reads them or not."""
+    `describe` says, whether that reads them or not. `next_layer(config, raw)` describes the layer that drafts tokens,
+    None where a checkpoint has none; the family has it None where none of its checkpoints do."""
 
     name: str
     describe: Callable[[RawConfig], Description]
@@ -50,6 +52,7 @@ class Family:
     ignored: tuple[str, ...] = field(default=(r".*rotary_emb\.inv_freq",))
     text_config: str = ""
     only: Mapping[str, tuple] = field(default_factory=dict)
+    next_layer: Callable[[ModelConfig, RawConfig], NextLayer | None] | None = None
 
 
 def described(family: Family, raw: RawConfig) -> Description:

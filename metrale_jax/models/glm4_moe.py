@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GLM-4.5 (Zeng et al. 2025): dense layers, then mixtures by sigmoid within groups of experts, beside a shared one."""
 
-from metrale_jax.core.config import LayerConfig, MlpConfig
+from metrale_jax.core.config import LayerConfig, MlpConfig, ModelConfig
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.layers.moe import MoeConfig, RouterConfig
 from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
@@ -16,6 +16,7 @@ from metrale_jax.models.family import (
 )
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, mixture_layers
+from metrale_jax.models.next_layer import NextLayer, numbered_next_layer
 from pallas_kernels.activations import Activation
 
 EXPERTS = ExpertNames(correction="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts", float32_router=True)
@@ -33,10 +34,21 @@ def describe(raw: RawConfig) -> Description:
     count, num_dense = raw.positive("num_hidden_layers"), _num_dense(raw)
     layers = [LayerConfig((attention,), mixture if index >= num_dense else dense) for index in range(count)]
     config = layered_config(raw, "glm4_moe", layers)
-    qk_norm = "head" if raw.flag("use_qk_norm") else "none"
-    names = DecoderNames(qk_norm=qk_norm, qkv_bias=raw.flag("attention_bias"))
-    specs = decoder_specs(config, names, mixture_layers(EXPERTS))
+    specs = decoder_specs(config, names_of(raw), mixture_layers(EXPERTS))
     return Description(config, specs, drafting_layers(raw))
+
+
+def names_of(raw: RawConfig) -> DecoderNames:
+    """What the decoder's tensors are called."""
+    qk_norm = "head" if raw.flag("use_qk_norm") else "none"
+    return DecoderNames(qk_norm=qk_norm, qkv_bias=raw.flag("attention_bias"))
+
+
+def next_layer(config: ModelConfig, raw: RawConfig) -> NextLayer | None:
+    """The first of the layers past the last."""
+    if not drafting_layers(raw):
+        return None
+    return numbered_next_layer(config, config.layers[-1], names_of(raw), mixture_layers(EXPERTS))
 
 
 def router_of(raw: RawConfig) -> RouterConfig:
@@ -93,4 +105,5 @@ FAMILY = Family(
         "num_nextn_predict_layers": 1,
     },
     only={"scoring_func": ("sigmoid",)},
+    next_layer=next_layer,
 )

@@ -10,7 +10,15 @@ from metrale_jax.models.decoder_specs import DecoderNames, decoder_specs
 from metrale_jax.models.delta_specs import DeltaNames
 from metrale_jax.models.family import Description, Family, layered_config
 from metrale_jax.models.hf_config import RawConfig
-from metrale_jax.models.qwen3_next import DEFAULTS, IGNORED, ONLY, hybrid_layers, hybrid_specs, norms_from_one
+from metrale_jax.models.qwen3_next import (
+    DEFAULTS,
+    IGNORED,
+    ONLY,
+    hybrid_layers,
+    hybrid_specs,
+    next_layer,
+    norms_from_one,
+)
 
 
 def describe(raw: RawConfig) -> Description:
@@ -50,4 +58,5 @@ FAMILY = Family(
     ignored=IGNORED,
     text_config="text_config",
     only=ONLY,
+    next_layer=next_layer,
 )

@@ -5,7 +5,7 @@ from metrale_jax.models.decoder_specs import decoder_specs
 from metrale_jax.models.family import Description, Family, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.qwen3_5 import plain_names, text_names
-from metrale_jax.models.qwen3_next import DEFAULTS, IGNORED, ONLY, hybrid_layers, hybrid_specs
+from metrale_jax.models.qwen3_next import DEFAULTS, IGNORED, ONLY, hybrid_layers, hybrid_specs, next_layer
 
 
 def describe(raw: RawConfig) -> Description:
@@ -30,4 +30,5 @@ FAMILY = Family(
     text_config="text_config",
     # Weights of experts are renormalised in transformers too, whose config has no such field.
     only={**ONLY, "norm_topk_prob": (True,)},
+    next_layer=next_layer,
 )

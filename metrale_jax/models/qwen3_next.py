@@ -29,6 +29,7 @@ from metrale_jax.models.delta_specs import (
 from metrale_jax.models.family import Description, Family, activation_of, attention_config, flat_rope, layered_config
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.models.moe_specs import ExpertNames, moe_specs
+from metrale_jax.models.next_layer import NextLayer, last_attention, named_next_layer
 from metrale_jax.models.qwen3_moe import sparse_layers
 from metrale_jax.models.stack import LayerParams
 from pallas_kernels.activations import Activation
@@ -85,6 +86,14 @@ def mixture(raw: RawConfig) -> MoeConfig:
     )
     shared = MlpConfig(raw.positive("shared_expert_intermediate_size"), activation)
     return MoeConfig(router, raw.positive("moe_intermediate_size"), Activation(activation), shared)
+
+
+def next_layer(config: ModelConfig, raw: RawConfig) -> NextLayer | None:
+    """The layer that drafts: one of gated attention, with a mixture where the model has any. Older files do not tell of
+    it."""
+    if not raw.get("mtp_num_hidden_layers", raw.get("num_nextn_predict_layers", 1)):
+        return None
+    return named_next_layer(config, last_attention(config), norms_from_one(raw), hybrid_specs(packed_names))
 
 
 def norms_from_one(raw: RawConfig, **changes) -> DecoderNames:
@@ -149,4 +158,5 @@ FAMILY = Family(
     },
     ignored=IGNORED,
     only=ONLY,
+    next_layer=next_layer,
 )

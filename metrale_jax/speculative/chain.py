@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafting with a head: one token after the other, each entry beyond the first on what the head made of the one before.
 
-What proposers with a head share. The head's layer is one more layer of the target's pool: the entry at position p lies
-where the target has token p, so that blocks, prefixes and forks serve both. An entry is made of the feature of the
-position before, which a step knows of its own tokens but the first; for that one, a slot carries the features of the
-tokens that its sequence ran last. Where the position before is not among them, as after a prefix that was found in the
-cache, the entry has no feature (zeros): that costs some accepted drafts and no token.
+What proposers with a head (an `MtpConfig` or an `EagleConfig`) share. The head's layer is one more layer of the
+target's pool: the entry at position p lies where the target has token p, so that blocks, prefixes and forks serve both.
+An entry is made of the feature of the position before, which a step knows of its own tokens but the first; for that
+one, a slot carries the features of the tokens that its sequence ran last. Where the position before is not among them,
+as after a prefix that was found in the cache, the entry has no feature (zeros): that costs some accepted drafts and no
+token.
 """
 
 from dataclasses import dataclass
@@ -38,18 +39,6 @@ from metrale_jax.steps.batches import uniform_batch
 FEATURES, SPAN = "features", "features_span"
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A head that drafts up to `num_drafts` tokens for a row. `head` is an `MtpConfig` or an `EagleConfig`.
-
-    A row's drafts end before the first for which the head gives no token a probability of `min_confidence`.
-    """
-
-    head: Any
-    num_drafts: int
-    min_confidence: float = 0.0
-
-
 def check_unshared(sharing: Sharing | None) -> None:
     """Nothing. Raises `ConfigError` for a model that several devices share: heads run on one."""
     if sharing is not None:
@@ -59,20 +48,20 @@ def check_unshared(sharing: Sharing | None) -> None:
         )
 
 
-def chain_states(chain: Chain, formats: StateFormats) -> tuple[tuple[PagedKvSpec, ...], ...]:
+def chain_states(head: Any, formats: StateFormats) -> tuple[tuple[PagedKvSpec, ...], ...]:
     """The keys and values of the head's one layer."""
-    (layer,) = chain.head.layer.mixers
+    (layer,) = head.layer.mixers
     return ((attention_state(layer, formats),),)
 
 
-def chain_carried(chain: Chain, config: ModelConfig) -> tuple[CarrySpec, ...]:
+def chain_carried(config: ModelConfig, num_drafts: int) -> tuple[CarrySpec, ...]:
     """The features of the last tokens that a sequence ran, as many as a row of drafts has, and where they begin."""
-    shape = (chain.num_drafts + 1, config.hidden_dim)
+    shape = (num_drafts + 1, config.hidden_dim)
     return CarrySpec(FEATURES, shape, "float32"), CarrySpec(SPAN, (2,), "int32")
 
 
 def take_in(
-    chain: Chain,
+    head: Any,
     model: Model,
     params: DecoderParams,
     pool: Pool,
@@ -85,7 +74,7 @@ def take_in(
     Entries of drafts that are rejected are written over before they are read, as the target's are.
     """
     check_unshared(model.sharing)
-    head, weights = chain.head, params.drafter
+    weights = params.drafter
     features = target_features(head, weights, hidden, captured)
     rows = token_rows(batch)
     slots = jnp.where(rows.real, rows.slots, 0)
@@ -99,7 +88,8 @@ def take_in(
 
 
 def draft(
-    chain: Chain,
+    head: Any,
+    min_confidence: float,
     model: Model,
     params: DecoderParams,
     pool: Pool,
@@ -107,12 +97,15 @@ def draft(
     limits: Int[Array, " S"],
     wish: Wish,
 ) -> tuple[Drafts, Pool]:
-    """Up to `limits[s]` drafts a row, each drawn as the target will draw the token of its position."""
+    """Up to `limits[s]` drafts a row, each drawn as the target will draw the token of its position.
+
+    A row's drafts end before the first for which the head gives no token a probability of `min_confidence`.
+    """
     check_unshared(model.sharing)
     group, index = _place(model)
     index = index + first_index(model.platform, state.seq_len)
     features = known_features(pool, state.recurrent_slot, state.seq_len).astype(params.embed.dtype)
-    turn = outlined(Turn(chain, model), model.platform)
+    turn = outlined(Turn(head, min_confidence, model), model.platform)
     weights = params.replace(layers=(), final_norm=())
     kv, last, live = pool.groups[group], state.last_token, state.seq_len > 0
     lens, made = jnp.zeros_like(limits), []
@@ -128,7 +121,7 @@ def draft(
     tokens = jnp.stack([guess.tokens for guess in made], axis=1)
     scores = ()
     if wish.scores:
-        each = [over_vocabulary(params.drafter, guess.scores, chain.head.vocab_size) for guess in made]
+        each = [over_vocabulary(params.drafter, guess.scores, head.vocab_size) for guess in made]
         scores = jnp.stack(each, axis=1)
     return Drafts(tokens, lens, scores), _with_storage(pool, group, kv)
 
@@ -148,13 +141,14 @@ class Guess:
 class Turn:
     """One draft for each row, as a function of its static facts."""
 
-    chain: Chain
+    head: Any
+    min_confidence: float
     model: Model
 
     def __call__(self, params: DecoderParams, kv, index, state: SequenceState, features: Float[Array, "S D"]):
         """A `Guess`, and the storage with the keys and values of entries at `seq_len`, of each row's last token and
         `features`. Rows of length 0 are padding."""
-        model, head, weights = self.model, self.chain.head, params.drafter
+        model, head, weights = self.model, self.head, params.drafter
         none, zero = jnp.zeros((features.shape[0], 0), jnp.int32), jnp.zeros_like(state.seq_len)
         batch = uniform_batch(state, none, zero, model.layout.block_size)
         attend = _attend(model, head, batch, kv, index)
@@ -166,7 +160,7 @@ class Turn:
             drawn = draw(scores, sampling, positions)
         else:
             drawn = draw_among(scores, weights.token_ids, head.vocab_size, sampling, positions)
-        sure = confident(scores, sampling, self.chain.min_confidence)
+        sure = confident(scores, sampling, self.min_confidence)
         return Guess(target_ids(weights, drawn), sure, rows.feedback, scores), kv
 
 

@@ -8,36 +8,45 @@ from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.sequence import SequenceState
 from metrale_jax.models.decoder import DecoderParams, Model
 from metrale_jax.models.proposer import AbstractProposer, Drafts, Wish
-from metrale_jax.speculative.chain import Chain, chain_carried, chain_states, draft, take_in
+from metrale_jax.speculative.chain import chain_carried, chain_states, draft, take_in
+from metrale_jax.speculative.heads import EagleConfig
+from metrale_jax.speculative.opened import opened_head
+from metrale_jax.speculative.registry import Ask, Opened
 from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import CarrySpec, Pool
 
 
 @dataclass(frozen=True)
 class Eagle3(AbstractProposer):
-    """Drafts of a head that reads what leaves three of the target's layers; `chain.head` is an `EagleConfig`."""
+    """Drafts of a head that reads three rows of the target's residual stream. `min_confidence`: see `chain.draft`."""
 
-    chain: Chain
+    head: EagleConfig
+    min_confidence: float = 0.0
 
     @property
     def captures(self) -> tuple[int, ...]:
         """Where the head reads."""
-        return self.chain.head.capture
+        return self.head.capture
 
     def layer_states(self, formats: StateFormats) -> tuple:
         """Those of the head's layer."""
-        return chain_states(self.chain, formats)
+        return chain_states(self.head, formats)
 
-    def carried(self, config: ModelConfig) -> tuple[CarrySpec, ...]:
+    def carried(self, config: ModelConfig, num_drafts: int) -> tuple[CarrySpec, ...]:
         """Features of the last tokens."""
-        return chain_carried(self.chain, config)
+        return chain_carried(config, num_drafts)
 
     def observe(self, model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch, hidden, captured) -> Pool:
         """The pool with an entry of each token."""
-        return take_in(self.chain, model, params, pool, batch, hidden, captured)
+        return take_in(self.head, model, params, pool, batch, hidden, captured)
 
     def propose(
         self, model: Model, params: DecoderParams, pool: Pool, state: SequenceState, limits, wish: Wish
     ) -> tuple[Drafts, Pool]:
         """A chain of drafts."""
-        return draft(self.chain, model, params, pool, state, limits, wish)
+        return draft(self.head, self.min_confidence, model, params, pool, state, limits, wish)
+
+
+def open_proposer(ask: Ask) -> Opened:
+    """The head in the directory, trained here or published."""
+    return opened_head("eagle3", ask, Eagle3)

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.sequence import stack_states
 from metrale_jax.generate import first_state
 from metrale_jax.models.proposer import Wish
 from metrale_jax.sampling.params import SamplingParams
-from metrale_jax.speculative.chain import Chain
 from metrale_jax.speculative.eagle3 import Eagle3
 from metrale_jax.speculative.mtp import Mtp
 from tests.speculative.head_problems import Dense, Target, head_of, random_params
@@ -29,12 +27,14 @@ class Scene:
         capture = (0, 2, 3) if kind == "eagle3" else ()
         self.head = head_of(kind, golden.config, 50 if capture else 0, capture)
         self.weights = random_params(self.head)
-        self.proposer = {"mtp": Mtp, "eagle3": Eagle3}[kind](Chain(self.head, DRAFTS))
-        self.steps, self.params = golden.drafted_by(self.proposer, self.weights, BLOCK)
+        self.proposer = {"mtp": Mtp, "eagle3": Eagle3}[kind](self.head)
+        self.steps, self.params = golden.drafted_by(self.proposer, self.weights, BLOCK, DRAFTS)
         self.dense = Dense(self.head, self.weights, Target(golden, capture))
         model = self.steps.model
         self.pool = self.steps.make_pool((1 + ROWS * WIDTH,) * len(model.layout.groups), fill, num_slots=4)
-        self.pool = self.steps.run("begin_slots", self.pool, np.asarray([1, 2, 3], np.int32), np.zeros((3, 1), np.int32))
+        self.pool = self.steps.run(
+            "begin_slots", self.pool, np.asarray([1, 2, 3], np.int32), np.zeros((3, 1), np.int32)
+        )
         rows = [self.row(place, temperature) for place, temperature in enumerate((0.0, HOT, 0.0))]
         self.state = stack_states([*rows[:2], jax.tree.map(np.zeros_like, rows[2])])
         self.known = [[], []]
@@ -56,7 +56,7 @@ class Scene:
 
     def prefill(self, *chunks):
         """Runs the next chunk of each sequence."""
-        self.pool, state, out = self.steps.run("prefill", self.params, self.pool, self.state, *self.flat(chunks))
+        self.pool, state, _ = self.steps.run("prefill", self.params, self.pool, self.state, *self.flat(chunks))
         self.state = jax.tree.map(np.asarray, state)
         for known, chunk in zip(self.known, chunks, strict=True):
             known += [int(token) for token in chunk]
