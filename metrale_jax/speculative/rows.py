@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which slot and place each token of a step belongs to, for proposers that carry something from step to step."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -39,3 +40,13 @@ def _of_segment(segment: Segment) -> TokenRows:
     real = (offsets >= 0) & (offsets < rows.query_lens[owner])
     slots, starts = (jnp.where(real, leaf[owner], 0) for leaf in (rows.slots, rows.starts))
     return TokenRows(slots, jnp.where(real, offsets, 0), starts, real)
+
+
+def segment_batches(batch: TokenBatch) -> Iterator[TokenBatch]:
+    """A batch of each segment."""
+    start = 0
+    for segment in batch.segments:
+        own = slice(start, start + segment.num_tokens)
+        start += segment.num_tokens
+        flat = batch.tokens[own], batch.positions[own], batch.rope_lens[own]
+        yield TokenBatch(*flat, tuple(slots[own] for slots in batch.slots), (segment,))

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts of another model against that model by itself, and answers that they do not change."""
+
+from dataclasses import replace
+
+import pytest
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.speculative.draft_model import DraftModel, draft_model
+from tests.sometimes import mostly_slow
+from tests.speculative.drafting import LIMITS, SAMPLED, STANDS, Alone, drafted_runs
+from tests.speculative.solo_problems import assert_solo, prompts
+
+DRAFTS = 3
+# Target and drafter: of one layout, of others, and a target that keeps recurrent state.
+PAIRS = {
+    "dense": ("llama-default", "mistral-window"),
+    "scaled": ("mistral-window", "gemma2"),
+    "hybrid": ("nemotron-h", "gpt-oss"),
+}
+
+
+def pair(golden, name):
+    target, draft = (golden(one, 8) for one in PAIRS[name])
+    vocab = target.config.vocab_size
+    config, params = draft.config, draft.params
+    assert config.vocab_size == vocab
+    return target, draft_model(target.config, config), params
+
+
+@pytest.mark.parametrize("name", mostly_slow(PAIRS, always=["dense"]))
+def test_drafts_are_what_the_draft_model_says_by_itself(golden, nan_pool, name):
+    target, proposer, weights = pair(golden, name)
+    steps, params = target.drafted_by(proposer, weights, 8)
+    alone = Alone(proposer.config, weights)
+    for texts, drafts in drafted_runs(steps, params, prompts(target), STANDS, LIMITS, DRAFTS, nan_pool, SAMPLED):
+        for text, made in zip(texts, drafts, strict=True):
+            assert made == alone.continuation(text, len(made), SAMPLED, nan_pool)
+
+
+@pytest.mark.parametrize("name", mostly_slow(PAIRS, always=[]))
+def test_answers_are_those_without_drafts(golden, nan_pool, name):
+    target, proposer, weights = pair(golden, name)
+    steps, proposed, accepted = assert_solo(target, proposer, weights, fill=nan_pool)
+    assert steps and proposed > accepted
+
+
+@pytest.mark.parametrize("name", mostly_slow(["llama-default", "phi3-longrope"], always=["llama-default"]))
+def test_a_model_that_drafts_for_itself_is_never_wrong(golden, nan_pool, name):
+    model = golden(name, 8)
+    names = "greedy", "sampled", "min_tokens"
+    steps, proposed, accepted = assert_solo(model, DraftModel(model.config), model.params, names=names, fill=nan_pool)
+    assert steps and proposed == accepted
+
+
+def test_a_model_that_cannot_draft_for_the_target_is_refused(golden):
+    config = golden("llama-default", 8).config
+    with pytest.raises(ConfigError, match="mistral draft model of vocab_size=67 .* llama model of vocab_size=131"):
+        draft_model(config, replace(golden("mistral-window", 8).config, vocab_size=67))
+    with pytest.raises(ConfigError, match="layer 0 of the qwen3_next draft model, of gated DeltaNet"):
+        draft_model(golden("qwen3-next", 8).config, golden("qwen3-next", 8).config)
