@@ -2,6 +2,7 @@
 """Logits and perplexity of whole sequences, in chunks over a pool of their own."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,17 @@ def chunked_logits(steps: Steps, params: DecoderParams, token_ids: Sequence[int]
 
     Raises `RequestError` for a sequence longer than the model's context.
     """
+    for logits, count in chunked(steps, params, token_ids, "score"):
+        yield np.asarray(logits)[:count]
+
+
+def chunked(
+    steps: Steps, params: DecoderParams, token_ids: Sequence[int], name: str, **static
+) -> Iterator[tuple[Any, int]]:
+    """What the step `name` gives for consecutive chunks of the sequence, and how many tokens each has before padding.
+
+    Raises `RequestError` for a sequence longer than the model's context.
+    """
     config, layout = steps.model.config, steps.model.layout
     length = len(token_ids)
     if length > config.max_context_tokens:
@@ -35,9 +47,10 @@ def chunked_logits(steps: Steps, params: DecoderParams, token_ids: Sequence[int]
         for first, stop in limited_spans(layout, start, min(start + size, length)):
             chunk, count = np.zeros(size, np.int32), stop - first
             chunk[:count] = token_ids[first:stop]
-            pool, state, logits = steps.run("score", params, pool, state, chunk, np.asarray([count], np.int32))
+            lengths = np.asarray([count], np.int32)
+            pool, state, out = steps.run(name, params, pool, state, chunk, lengths, **static)
             pool = limited(steps, pool, stop)
-            yield np.asarray(logits)[:count]
+            yield out, count
 
 
 def token_nlls(steps: Steps, params: DecoderParams, token_ids: Sequence[int]) -> np.ndarray:

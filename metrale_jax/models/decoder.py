@@ -23,6 +23,7 @@ from metrale_jax.layers import embed as embedding
 from metrale_jax.layers.norm import rms_norm
 from metrale_jax.layers.parallel import AXIS, WHOLE, gathered, over_devices
 from metrale_jax.layers.registry import MIXERS
+from metrale_jax.models.edit import AbstractEdit
 from metrale_jax.models.proposer import AbstractProposer
 from metrale_jax.models.stack import Stack, run_stack
 from metrale_jax.sharding.rules import tensor_size
@@ -42,7 +43,7 @@ def unchanged(number: int, x: Float[Array, "T D"], batch: TokenBatch) -> Float[A
 class DecoderParams:
     """`embed [V, D]`, `layers`, `final_norm [D]` and `head [V, D]`, which is `()` where the embedding serves.
 
-    `drafter` are the weights of the model's proposer, `()` where it has none.
+    `drafter` are the weights of the model's proposer, `edits` the arrays of its edit, `()` where it has none.
     """
 
     embed: Any
@@ -50,6 +51,7 @@ class DecoderParams:
     final_norm: Any
     head: Any = ()
     drafter: Any = ()
+    edits: Any = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Model:
     """The static half of a model: config, pool layout, the platform that its steps are lowered for, which
     implementation of paged attention they take there, how devices share it (None for one device: see
     `models.tensor_parallel`), and what drafts tokens for it, at most `num_drafts` at a time, if anything does;
-    `acceptance` is the rule by which drafts stand (see `sampling.accept`)."""
+    `acceptance` is the rule by which drafts stand (see `sampling.accept`). `edit` is what it does to its rows between
+    layers, None for nothing."""
 
     config: ModelConfig
     layout: PoolLayout
@@ -75,6 +78,7 @@ class Model:
     proposer: AbstractProposer | None = None
     num_drafts: int = 0
     acceptance: str = "exact"
+    edit: AbstractEdit | None = None
 
     @property
     def mesh(self) -> Mesh | None:
@@ -125,7 +129,8 @@ def forward_probed(
     """What `forward` gives, and the residual stream's rows after so many layers as each of `captures` says.
 
     0 are the embeddings. `edit(number, x, batch)` gives the rows that go on after `number` layers in place of `x [T,
-    D]`: it is called while the program is traced, so that what it leaves as it is costs nothing.
+    D]`, after the model's own edit: it is called while the program is traced, so that what it leaves as it is costs
+    nothing.
     """
     wrong = [number for number in captures if not 0 <= number <= len(model.config.layers)]
     if wrong:
@@ -135,7 +140,8 @@ def forward_probed(
     pools = pool_specs(pool, model.mesh)
     local = partial(_forward, _on_one_device(model), captures, edit)
     results = WHOLE, pools, (WHOLE,) * len(captures)
-    return over_devices(local, model.mesh, (model.sharing.params, pools, WHOLE), results)(params, pool, batch)
+    inputs = model.sharing.params.replace(edits=WHOLE), pools, WHOLE
+    return over_devices(local, model.mesh, inputs, results)(params, pool, batch)
 
 
 def _forward(model: Model, captures: tuple[int, ...], edit: Edit, params: DecoderParams, pool: Pool, batch: TokenBatch):
@@ -146,6 +152,8 @@ def _forward(model: Model, captures: tuple[int, ...], edit: Edit, params: Decode
     kept = {}
 
     def between(number, x):
+        if model.edit is not None and number in model.edit.layers:
+            x = model.edit.apply(number, x, batch, params.edits)
         kept[number] = x = edit(number, x, batch)
         return x
 

@@ -37,6 +37,7 @@ from metrale_jax.steps.drafted import advance_drafts, judge
 from metrale_jax.steps.home import Home, placed_as
 from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
+from metrale_jax.steps.probe import lens, probe
 from metrale_jax.steps.prompt_scores import prompt_logprobs
 from metrale_jax.steps.score import score
 from metrale_jax.steps.serving import advance, candidates, finish, keep_rows, pick_rows, put_tokens
@@ -53,13 +54,20 @@ STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
         "speculate": (speculate, 1, 3),
         "mixed": (mixed, 1, 5),
         "score": (score, 1, 3),
+        "probe": (probe, 1, 3),
         "advance": (advance, 1, 3),
         "advance_drafts": (advance_drafts, 1, 3),
     }
 )
 # Functions of a model and its params that leave the pool alone.
 HEADS: Mapping[str, Callable] = MappingProxyType(
-    {"finish": finish, "judge": judge, "candidates": candidates, "prompt_scores": prompt_logprobs}
+    {
+        "finish": finish,
+        "judge": judge,
+        "candidates": candidates,
+        "prompt_scores": prompt_logprobs,
+        "lens": lens,
+    }
 )
 # Functions of neither, and which of their arguments are donated.
 UPKEEP: Mapping[str, tuple[Callable, tuple[int, ...]]] = MappingProxyType(
