@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=10)
 # Two groups of attention, one with a window; recurrent state.
 MODELS = ["gemma2", "qwen3-next"]
-PROMPT = 21
+PROMPT, MOST = 21, 88
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def live(golden, nan_pool):
 
     def make(name, max_branches=6):
         model = golden(name, 8)
-        empty = start(model.steps, model.params, max_branches, max_tokens=48, rows=3, num_likeliest=5)
+        empty = start(model.steps, model.params, max_branches, max_tokens=MOST, rows=3, num_likeliest=5)
         num_blocks = (empty.limits.num_blocks + 1,) * len(model.layout.groups)
         return replace(empty, pool=model.steps.make_pool(num_blocks, nan_pool, max_branches + 1))
 
@@ -39,17 +39,28 @@ def continued(live, branches, count):
     return live, branches
 
 
-def prompt_of(live, golden, name):
+def prompt_of(golden, name):
     return golden(name, 8).prompt[:PROMPT].tolist()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_forks_by_seed_draw_what_each_seed_draws_alone(live, golden, name):
-    model, prompt = golden(name, 8), prompt_of(live, golden, name)
+def test_branches_of_prompts_give_the_tokens_of_transformers(live, golden, name):
+    data, here, roots = golden(name, 8).data, live(name), []
+    lengths = sorted(int(key[7:]) for key in data if key.startswith("greedy") and int(key[7:]) + 20 <= MOST)
+    assert len(lengths) >= 3 and lengths[0] == 1 and lengths[-1] >= 33
+    for length in lengths:
+        here, root = here.begin(data["prompt"][:length], GREEDY)
+        roots.append(root)
+    here, ends = continued(here, roots, 20)
+    assert [end.answer for end in ends] == [tuple(data[f"greedy_{length}"].tolist()) for length in lengths]
+
+
+def test_forks_by_seed_draw_what_each_seed_draws_alone(live, golden):
+    model, prompt = golden("gemma2", 8), prompt_of(golden, "gemma2")
     seeds = (3, 4, 5, 6)
     expected = [tuple(generate_tokens(model.steps, model.params, prompt, SAMPLED, seed)) for seed in seeds]
     assert len(set(expected)) == len(seeds)
-    here, root = live(name).begin(prompt, SAMPLED)
+    here, root = live("gemma2").begin(prompt, SAMPLED)
     here, forks = here.fork(root, seeds=seeds)
     here, forks = continued(here, forks, 10)
     assert [fork.answer for fork in forks] == expected
@@ -60,7 +71,7 @@ def test_forks_by_seed_draw_what_each_seed_draws_alone(live, golden, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_kept_fork_is_a_way_back(live, golden, name):
-    here, root = live(name).begin(prompt_of(live, golden, name), GREEDY)
+    here, root = live(name).begin(prompt_of(golden, name), GREEDY)
     here, (root,) = continued(here, (root,), 4)
     here, (kept,) = here.fork(root)
     here, (first,) = continued(here, (root,), 9)
@@ -74,7 +85,7 @@ def test_a_kept_fork_is_a_way_back(live, golden, name):
 @pytest.mark.parametrize("name", MODELS)
 def test_logprobs_are_those_of_one_pass_over_the_tokens(live, golden, name):
     model = golden(name, 8)
-    here, root = live(name).begin(prompt_of(live, golden, name), SAMPLED)
+    here, root = live(name).begin(prompt_of(golden, name), SAMPLED)
     here, (root,) = continued(here, (root,), 3)
     here, chosen = here.fork(root, tokens=root.likeliest[1:3])
     here, chosen = continued(here, chosen, 5)
@@ -88,7 +99,7 @@ def test_logprobs_are_those_of_one_pass_over_the_tokens(live, golden, name):
 
 
 def test_given_tokens_and_cut_forks_go_on_as_prompts_do(live, golden):
-    prompt = prompt_of(live, golden, "gemma2")
+    prompt = prompt_of(golden, "gemma2")
     here, whole = live("gemma2").begin(prompt, GREEDY)
     here, part = here.begin(prompt[:1], GREEDY)
     here, part = here.extend(part, prompt[1:])
@@ -137,18 +148,18 @@ def test_random_commands_leave_every_branch_as_it_is_alone(live, golden):
 
 
 def test_forks_share_full_blocks_and_what_nobody_holds_is_free(live, golden):
-    here, root = live("gemma2").begin(prompt_of(live, golden, "gemma2"), GREEDY)
-    assert here.num_free_blocks == 36 - 3
+    here, root = live("gemma2").begin(prompt_of(golden, "gemma2"), GREEDY)
+    assert here.num_free_blocks == 66 - 3
     here, forks = here.fork(root, 3)
-    assert here.num_free_blocks == 36 - 3 - 3, "of three blocks two are full"
+    assert here.num_free_blocks == 66 - 3 - 3, "of three blocks two are full"
     assert all(fork.blocks[:2] == root.blocks[:2] for fork in forks)
     assert len({root.blocks[2], *(fork.blocks[2] for fork in forks)}) == 4
     here = here.drop([root, *forks[:2]])
-    assert here.num_free_blocks == 36 - 3 and here.branches == forks[2:]
+    assert here.num_free_blocks == 66 - 3 and here.branches == forks[2:]
 
 
 def test_what_is_no_branch_any_more_is_refused(live, golden):
-    first, root = live("qwen3-next").begin(prompt_of(live, golden, "qwen3-next"), GREEDY)
+    first, root = live("qwen3-next").begin(prompt_of(golden, "qwen3-next"), GREEDY)
     second, (moved,) = first.advance([root])
     with pytest.raises(RequestError, match="go on from the Live that came back from it"):
         first.advance([root])
@@ -163,8 +174,8 @@ def test_what_is_no_branch_any_more_is_refused(live, golden):
     unlikely = next(token for token in range(131) if token not in moved.likeliest)
     with pytest.raises(RequestError, match=f"token {unlikely} is not among the 5 likeliest"):
         second.fork(moved, tokens=[unlikely])
-    with pytest.raises(RequestError, match="a branch of 49 tokens is above max_tokens=48"):
-        second.extend(moved, [1] * 28)
+    with pytest.raises(RequestError, match="a branch of 89 tokens is above max_tokens=88"):
+        second.extend(moved, [1] * 68)
     with pytest.raises(RequestError, match="token id 500 is not from 0 to"):
         second.extend(moved, [500])
     with pytest.raises(RequestError, match="need a history of tokens"):

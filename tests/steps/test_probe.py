@@ -10,19 +10,21 @@ import pytest
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.evaluation import chunked_logits
 from metrale_jax.generate import first_state, generate_tokens
+from metrale_jax.models.decoder import make_model
 from metrale_jax.models.edit import AbstractEdit
 from metrale_jax.probing import AddVectors, RemoveDirections, captured, lens_logits, with_edit
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.steps.build import Steps, jitted_step
 from metrale_jax.steps.home import placed_as
+from tests.conftest import FORMATS
 
-GREEDY = SamplingParams(temperature=0, max_tokens=8)
+GREEDY = SamplingParams(temperature=0, max_tokens=3)
 LENGTH = 13
 
 
 @pytest.fixture(scope="module")
 def model(golden):
-    return golden("olmo2", 8)
+    return golden("qwen3", 8)
 
 
 def tokens_of(model):
@@ -36,8 +38,7 @@ def logits_of(steps, params, tokens):
 def later_layers(model, rows, first):
     """Logits of a smaller model whose embeddings are `rows` and whose layers are those from `first` on."""
     config = replace(model.config, layers=model.config.layers[first:], embed_scale=1.0)
-    layout = model.layout
-    static = replace(model.steps.model, config=config, layout=replace(layout, placement=layout.placement[first:]))
+    static = make_model(config, "cpu", 8, FORMATS)
     head = model.params.embed if isinstance(model.params.head, tuple) else model.params.head
     table = np.zeros((config.vocab_size, rows.shape[1]), np.float32)
     table[: len(rows)] = rows
@@ -79,9 +80,9 @@ def test_an_answer_is_steered_in_every_step_of_it(model):
     vector = 3 * np.random.default_rng(1).normal(size=model.config.hidden_dim).astype(np.float32)
     params = model.params.replace(edits=(vector,))
     answer = generate_tokens(steered, params, prompt, GREEDY)
-    assert answer != generate_tokens(model.steps, model.params, prompt, GREEDY)
-    logits = logits_of(steered, params, [*prompt, *answer])
+    logits, plain = (logits_of(*each, [*prompt, *answer]) for each in ((steered, params), (model.steps, model.params)))
     assert answer == logits[LENGTH - 1 : -1].argmax(axis=1).tolist()
+    assert answer != plain[LENGTH - 1 : -1].argmax(axis=1).tolist()
 
 
 def test_a_direction_removed_is_gone_from_the_rows(model):
