@@ -13,7 +13,7 @@ QUICK = not slow and not gpu and not tpu
 AOT_ENV = JAX_PLATFORMS=cpu TPU_ACCELERATOR_TYPE=v5litepod-4 TPU_WORKER_HOSTNAMES=localhost TPU_SKIP_MDS_QUERY=1 \
 	ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
-.PHONY: demo test test-all aot lint bench clean
+.PHONY: demo test test-all aot lint bench notebooks clean
 
 # A model of 135 million parameters answers, token by token.
 demo: $(VENV)/.smollm2
@@ -38,6 +38,10 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test $(VENV)/.smollm2
 	$(VENV)/bin/python benchmarks/steps.py --model smollm2-135m
+
+# Runs the notebooks from clean kernels and writes their outputs; NOTEBOOKS="forking" takes one.
+notebooks: $(VENV)/.test $(VENV)/.smollm2
+	$(VENV)/bin/python notebooks/execute.py $(NOTEBOOKS)
 
 clean:
 	rm -rf $(VENV) $(AOT_VENV)
