@@ -17,7 +17,7 @@ _PUBLIC = {
     "GenerationResult": "metrale_jax.results",
     "SamplingParams": "metrale_jax.sampling.params",
     "MetraleError": "metrale_jax.core.errors",
-    "RunOptions": "metrale_jax.runtime",
+    "RunOptions": "metrale_jax.run_options",
     "load_model": "metrale_jax.runtime",
     "generate_speculative": "metrale_jax.generate",
     "generate_tokens": "metrale_jax.generate",
