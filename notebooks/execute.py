@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("forking", "looking_inside")
+NAMES = ("forking", "looking_inside", "decoding")
 MAX_BYTES = 300_000
 
 

@@ -18,6 +18,7 @@ from metrale_jax.aot.module_text import parse_module
 from metrale_jax.evaluation import chunked_logits
 from metrale_jax.generate import generate_tokens
 from metrale_jax.loading import read_config
+from metrale_jax.probing import AddVectors, with_edit
 from metrale_jax.runtime import load_model
 
 GOLDENS = Path(__file__).parent.parent / "goldens"
@@ -113,6 +114,17 @@ def check_collectives(loaded):
         assert not intended.problems(found), intended.problems(found)
 
 
+def check_edit(path, size):
+    """A vector added between layers is the same on every device."""
+    found = []
+    for device in (None, jax.devices()[:size]):
+        loaded = load_model(str(path), device=device)
+        vector = np.linspace(-2, 2, loaded.config.hidden_dim, dtype=np.float32)
+        steps, params = with_edit(loaded.steps, AddVectors((1,))), loaded.params.replace(edits=(vector,))
+        found.append(np.concatenate(list(chunked_logits(steps, params, prompt_of(path)[:8]))))
+    np.testing.assert_allclose(*found, rtol=0, atol=TOLERANCE)
+
+
 def check_engine(path):
     """A batch through the engine, prompts that fork among them."""
     prompts = [prompt_of(path)[:length].tolist() for length in (33, 20, 5, 33)]
@@ -134,4 +146,6 @@ if __name__ == "__main__":
         check(path, sizes)
         if name == "qwen2-window":
             check_engine(path)
+        if name == "llama tied":
+            check_edit(path, sizes[-1])
         print("ok", name, flush=True)
