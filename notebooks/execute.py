@@ -10,7 +10,6 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
-from traitlets.config import Config
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("forking", "looking_inside", "decoding")
@@ -20,10 +19,8 @@ MAX_BYTES = 300_000
 def executed(name: str, environment: Mapping[str, str], timeout_s: int = 600) -> NotebookNode:
     """The notebook after all of its cells ran in a new kernel. Raises `CellExecutionError` where one fails."""
     notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
-    # The kernel is talked to through files of this user, not through ports.
-    settings = Config({"KernelManager": {"transport": "ipc"}})
     places = {"metadata": {"path": str(HERE)}}
-    client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources=places, config=settings)
+    client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources=places)
     search = os.pathsep.join(filter(None, [str(HERE.parent), environment.get("PYTHONPATH", "")]))
     client.execute(env={**environment, "PYTHONPATH": search})
     return notebook
