@@ -36,7 +36,7 @@ class DraftKit(Kit):
 
     def __init__(self, golden, drafter: str):
         self.plain = Kit(golden, True, LONG)
-        steps, params = golden.drafted_by(*DRAFTERS[drafter](golden, NUM_DRAFTS), LONG.block_size, NUM_DRAFTS)
+        steps, params = golden.drafted_by(*DRAFTERS[drafter](golden), LONG.block_size, NUM_DRAFTS)
         name = f"{golden.name}, {drafter}"
         drafted = SimpleNamespace(
             name=name, params=params, config=golden.config, steps=steps, layout=steps.model.layout
@@ -73,7 +73,7 @@ def test_a_cell_of_each_kind_gives_the_solo_answer(golden, record_property, case
     drafter, model = case.split(", ")
     kit = DraftKit(golden(model, LONG.block_size), drafter)
     scenes = {True: scene_of(kit, HOT), False: scene_of(kit, RULED)}
-    check(kit, scenes, QUICK, record_property)
+    check(kit, scenes, QUICK, record_property, paced=False)
     proposed, accepted = kit.counts
     assert 0 < accepted < proposed
 
@@ -85,4 +85,4 @@ def test_every_cell_gives_the_solo_answer(golden, record_property, case):
     kit = DraftKit(golden(model, LONG.block_size), drafter)
     scenes = {True: scene_of(kit, HOT), False: scene_of(kit, RULED)}
     every = [cell for warmth in ("cold", "warm", "shared") for chunk in (16, 64) for cell in cells(warmth, chunk)]
-    check(kit, scenes, every, record_property)
+    check(kit, scenes, every, record_property, paced=False)
