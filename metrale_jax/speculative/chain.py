@@ -24,7 +24,7 @@ from metrale_jax.core.sequence import SamplingState, SequenceState
 from metrale_jax.layers.attention import attention, attention_state
 from metrale_jax.layers.placement import Placement
 from metrale_jax.layers.rope import rope_tables
-from metrale_jax.models.decoder import DecoderParams, Model, Sharing, embedded
+from metrale_jax.models.decoder import DecoderParams, Model, embedded
 from metrale_jax.models.outline import first_index, outlined
 from metrale_jax.models.proposer import Drafts, Wish
 from metrale_jax.sampling.sample import draw, draw_among, is_hot
@@ -37,15 +37,6 @@ from metrale_jax.steps.batches import uniform_batch
 
 # Names in `Pool.carry`. The features are of `SPAN[1]` tokens from position `SPAN[0]` on.
 FEATURES, SPAN = "features", "features_span"
-
-
-def check_unshared(sharing: Sharing | None) -> None:
-    """Nothing. Raises `ConfigError` for a model that several devices share: heads run on one."""
-    if sharing is not None:
-        raise ConfigError(
-            f"a draft head runs on 1 device, the model is shared by {sharing.mesh.size}; give tensor_parallel=1, or "
-            "draft by prompt lookup (ngram)."
-        )
 
 
 def chain_states(head: Any, formats: StateFormats) -> tuple[tuple[PagedKvSpec, ...], ...]:
@@ -73,7 +64,7 @@ def take_in(
 
     Entries of drafts that are rejected are written over before they are read, as the target's are.
     """
-    check_unshared(model.sharing)
+    assert model.sharing is None, "heads run on one device"
     weights = params.drafter
     features = target_features(head, weights, hidden, captured)
     rows = token_rows(batch)
@@ -101,7 +92,7 @@ def draft(
 
     A row's drafts end before the first for which the head gives no token a probability of `min_confidence`.
     """
-    check_unshared(model.sharing)
+    assert model.sharing is None, "heads run on one device"
     group, index = _place(model)
     index = index + first_index(model.platform, state.seq_len)
     features = known_features(pool, state.recurrent_slot, state.seq_len).astype(params.embed.dtype)

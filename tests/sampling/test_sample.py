@@ -8,7 +8,7 @@ import pytest
 
 from metrale_jax.core.sequence import SamplingState
 from metrale_jax.sampling.rules import ruled_logits
-from metrale_jax.sampling.sample import chosen_logprobs, draw, drawable, score_rows
+from metrale_jax.sampling.sample import chosen_logprobs, draw, draw_among, drawable, score_rows
 
 VOCAB, STOPS, ROWS = 131, 4, 8
 
@@ -205,3 +205,17 @@ def test_log_probabilities_are_those_of_the_raw_logits():
     order = np.argsort(-logits, axis=1)[:, :3]
     np.testing.assert_array_equal(ids, order)
     np.testing.assert_allclose(top, np.take_along_axis(expected, order, axis=1), atol=1e-5)
+
+
+def test_drawing_among_some_tokens_is_drawing_where_no_other_may_be_drawn():
+    ids = np.sort(np.random.default_rng(3).choice(VOCAB, 40, replace=False)).astype(np.int32)
+    logits = some_logits(ROWS)
+    state = sampling(ROWS, temperature=[0, 1, 0.5, 2, 1, 1, 0, 1.5], top_k=[0, 0, 5, 0, 7, 0, 0, 0], top_p=0.9, seed=4)
+    masked = np.full_like(logits, -np.inf)
+    masked[:, ids] = logits[:, ids]
+    positions = jnp.arange(ROWS, dtype=jnp.int32)
+    among = jax.jit(draw_among, static_argnums=2)
+    columns = among(jnp.asarray(logits[:, ids]), jnp.asarray(ids), VOCAB, state, positions)
+    tokens = jax.jit(draw)(jnp.asarray(masked), state, positions)
+    assert ids[np.asarray(columns)].tolist() == tokens.tolist()
+    assert len(set(tokens.tolist())) > 3

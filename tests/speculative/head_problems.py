@@ -12,6 +12,7 @@ import numpy as np
 from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig, RopeConfig
 from metrale_jax.generate import first_state
 from metrale_jax.models.decoder import forward_probed, head_logits
+from metrale_jax.models.proposer import Wish
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.sampling.sample import gumbel
 from metrale_jax.speculative.head_specs import PLAIN, head_specs
@@ -24,6 +25,7 @@ ROPE = RopeConfig(tuple(float(x) for x in 100.0 ** -(np.arange(H // 2) / (H // 2
 LAYER = LayerConfig((AttentionConfig(N, K, H, H**-0.5, ROPE),), MlpConfig(24, "silu"))
 # Tokens of a sequence that the target is asked for at once; shorter ones are filled up.
 LONGEST = 32
+GREEDY = SamplingParams(temperature=0)
 
 
 def head_of(kind, target, draft_vocab_size=0, capture=()):
@@ -145,3 +147,22 @@ def _turned(x, position):
     first, second = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def drafter_after(steps, params, num_drafts, fill):
+    """`drafts(tokens)`: greedy drafts after `tokens`, of which all but the last are run."""
+    model = steps.model
+    propose = jax.jit(partial(model.proposer.propose, model, wish=Wish(num_drafts, True)))
+
+    def drafts(tokens):
+        padded = np.zeros(LONGEST, np.int32)
+        padded[: len(tokens) - 1] = tokens[:-1]
+        state = first_state(model.layout, len(tokens), 6, GREEDY, 0, (), model.config.vocab_size)
+        pool = steps.make_pool((7,) * len(model.layout.groups), fill)
+        pool = steps.run("begin_slots", pool, np.asarray([1], np.int32), np.zeros((1, 1), np.int32))
+        pool, state, _ = steps.run("prefill", params, pool, state, padded, np.asarray([len(tokens) - 1], np.int32))
+        state = state.replace(last_token=jnp.asarray(tokens[-1:], jnp.int32))
+        found, _ = propose(params, pool, state, jnp.asarray([num_drafts], jnp.int32))
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[0], found)
+
+    return drafts

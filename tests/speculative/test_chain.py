@@ -8,13 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.sequence import stack_states
 from metrale_jax.generate import first_state
 from metrale_jax.models.proposer import Wish
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.sampling.rows import SamplingRow, sampling_state
+from metrale_jax.speculative.chain import confident
 from metrale_jax.speculative.eagle3 import Eagle3
 from metrale_jax.speculative.mtp import Mtp
-from tests.speculative.head_problems import Dense, Target, head_of, random_params
+from tests.speculative.head_problems import Dense, Target, drafter_after, head_of, random_params
 
 BLOCK, WIDTH, ROWS, DRAFTS, CHUNK = 8, 4, 3, 3, 16
 HOT, SEED = 0.8, 5
@@ -78,6 +81,15 @@ class Scene:
             lambda left, right: np.where((row == decoding).reshape(-1, *[1] * (left.ndim - 1)), left, right), one, other
         )
 
+    def take_over(self, row, lender, length):
+        """Another sequence takes the row and its slot, and the lender's first blocks."""
+        tables = tuple(table.copy() for table in self.state.block_tables)
+        for table in tables:
+            table[row, : length // BLOCK] = table[lender, : length // BLOCK]
+        seq_len = np.where(np.arange(ROWS) == row, length, self.state.seq_len).astype(np.int32)
+        self.state = self.state.replace(block_tables=tables, seq_len=seq_len)
+        self.known[row] = self.known[lender][:length]
+
     def verify(self, drafts, lens):
         """Verifies drafts, the first `lens` of each row; gives how many were accepted."""
         given = np.asarray([*drafts, [0] * DRAFTS], np.int32), np.asarray([*lens, 0], np.int32)
@@ -128,3 +140,38 @@ def test_drafts_are_those_of_whole_sequences_with_the_targets_features(golden, n
     assert scene.verify([right, wrong], (3, 0)) == [3, 0]
     scene.assert_drafts()
     assert scene.proposed((2, 0)).lens.tolist() == [2, 0, 0]
+    # Another sequence begins in slot 2 after a block that it shares: nobody knows the feature before its first token.
+    scene.take_over(1, 0, BLOCK)
+    scene.prefill([], prompt[40:44])
+    scene.assert_drafts(unknown=((), (BLOCK - 1,)))
+
+
+def test_a_chain_ends_where_the_head_is_not_sure(golden, nan_pool):
+    model = golden("llama-default", BLOCK)
+    head = head_of("mtp", model.config)
+    weights = random_params(head)
+    tokens = model.prompt[:11]
+    _, scores = Dense(head, weights, Target(model, ())).drafts(tokens, DRAFTS)
+    chances = np.exp(scores.max(axis=1)) / np.exp(scores).sum(axis=1)
+    least = int(chances.argmin())
+    assert least, "the first draft is not the one to end before"
+    proposer = Mtp(head, float(chances[least] * 1.01))
+    steps, params = model.drafted_by(proposer, weights, BLOCK, DRAFTS)
+    assert drafter_after(steps, params, DRAFTS, nan_pool)(tokens).lens == least
+
+
+def test_confidence_is_that_of_the_likeliest_token_at_the_temperature_drawn_with():
+    scores = jnp.log(jnp.asarray([[0.5, 0.3, 0.2]] * 3))
+    rows = [SamplingRow(SamplingParams(temperature=heat), 0, (), 1) for heat in (0.0, 1.0, 0.5)]
+    sampling = jax.tree.map(jnp.asarray, sampling_state(rows, 3, 1, 0))
+    sharp = 0.25 / (0.25 + 0.09 + 0.04)
+    for least, expected in ((0.49, [True, True, True]), (0.51, [False, False, True]), (sharp * 1.01, [False] * 3)):
+        assert confident(scores, sampling, least).tolist() == expected
+
+
+def test_rows_of_more_drafts_than_are_kept_of_are_refused(golden, nan_pool):
+    scene = Scene(golden("llama-default", BLOCK), "mtp", nan_pool)
+    with pytest.raises(ConfigError, match="rows of 6 tokens are more than the 4 .* num_drafts=5"):
+        scene.steps.run(
+            "verify", scene.params, scene.pool, scene.state, np.zeros((ROWS, 5), np.int32), np.zeros(ROWS, np.int32)
+        )
