@@ -32,6 +32,9 @@ DEFAULTS = (
     (("llama-3.1-8b",), ("decode",), ("v5e",)),
     (("qwen3-32b",), ("decode", "mixed"), ("h200-8", "v6e-8")),
     (("olmo-hybrid-7b", "nemotron-h-8b"), ("decode", "mixed"), ("h200",)),
+    (("small+ngram", "small+self", "small+mtp", "small+eagle3"), ("speculate",), ("h200", "v6e")),
+    (("small+eagle3",), ("advance",), ("h200", "v6e")),
+    (("olmo-hybrid-7b+mtp",), ("speculate",), ("h200",)),
 )
 # What a step's arguments may take of a device's memory.
 ROOM = 0.85

@@ -2,15 +2,18 @@
 """Steps compiled for a target from shapes alone, and what the compiler says of them."""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
 
 from metrale_jax.aot.collectives import Collective, Intended, collectives
+from metrale_jax.aot.drafters import DRAFTERS
 from metrale_jax.aot.inspect_module import Inspection, PoolArrays, inspect_module
 from metrale_jax.aot.module_text import parse_module
 from metrale_jax.aot.shapes import (
     ARGUMENTS,
+    DRAFTING_ARGUMENTS,
     ModelCase,
     StepSizes,
     abstract_model,
@@ -47,8 +50,15 @@ class Job:
         return self.model.num_blocks * max(1, self.target.num_devices // 2)
 
     def __post_init__(self):
-        if self.step not in ARGUMENTS:
-            raise ConfigError(f"step {self.step!r} is unknown to aot; use one of {sorted(ARGUMENTS)}.")
+        if self.step not in self.arguments:
+            raise ConfigError(
+                f"step {self.step!r} of {self.model.name} is unknown to aot; use one of {sorted(self.arguments)}."
+            )
+
+    @property
+    def arguments(self) -> Mapping[str, Callable]:
+        """What each step of the model takes."""
+        return DRAFTING_ARGUMENTS if self.model.proposer else ARGUMENTS
 
 
 @dataclass(frozen=True)
@@ -90,11 +100,13 @@ def compile_step(job: Job, sizes: StepSizes) -> StepReport:
     devices = job.target.devices()
     mesh = make_mesh(devices, tensor=len(devices))
     description, sharing = shared(describe(job.model), mesh)
-    model = abstract_model(description, job.target.platform, sizes, sharing)
-    params = abstract_params(description.specs, description.config.dtype, mesh)
+    proposer, weights = DRAFTERS[job.model.proposer](description.config) if job.model.proposer else (None, ())
+    model = abstract_model(description, job.target.platform, sizes, sharing, proposer)
+    params = abstract_params(description.specs.replace(drafter=weights), description.config.dtype, mesh)
     pool = formatted_pool(model, job.num_blocks, mesh, job.model.num_slots)
-    arguments = ARGUMENTS[job.step](model, sizes, mesh)
-    step = jitted_step(job.step, model, row_major_over(mesh), pool)
+    arguments = job.arguments[job.step](model, sizes, mesh)
+    static = {"num_drafts": sizes.num_drafts} if job.step == "speculate" else {}
+    step = jitted_step(job.step, model, row_major_over(mesh), pool, **static)
     start = time.perf_counter()
     lowered = step.lower(params, pool, *arguments)
     lowered_at = time.perf_counter()
@@ -104,6 +116,7 @@ def compile_step(job: Job, sizes: StepSizes) -> StepReport:
     arrays = PoolArrays(len(jax.tree.leaves(params)), tuple(map(_device_bytes, jax.tree.leaves(pool))))
     layout = model.layout
     storage = job.num_blocks * layout.block_bytes + job.model.num_slots * layout.bytes_per_slot
+    storage += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pool.carry)) * len(devices)
     told, unintended = _told(compiled.as_text(), model, sizes, job.step, (params, pool))
     return StepReport(
         job=job,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from metrale_jax.aot.drafters import DRAFTERS
 from metrale_jax.aot.model_configs import (
     GEMMA3_27B,
     LLAMA_8B,
@@ -25,6 +26,7 @@ from metrale_jax.engine.warmup import abstract_params
 from metrale_jax.models.decoder import Model, Sharing, make_model
 from metrale_jax.models.family import Description, described
 from metrale_jax.models.hf_config import RawConfig
+from metrale_jax.models.proposer import AbstractProposer
 from metrale_jax.models.registry import family_for
 from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import Pool, abstract_pool
@@ -36,7 +38,8 @@ from metrale_jax.steps.serving import ChunkRows, DecodeRows
 class ModelCase:
     """A model to compile: its config as a checkpoint spells it, the blocks of its pool, and how many layers keep its
     shape: a cut model has each kind of layer, and what is wrong with a step is wrong with it too. `num_slots` are those
-    of its pool where layers keep recurrent state; `pattern` is the field with a letter a layer, if there is one.
+    of its pool where layers keep recurrent state; `pattern` is the field with a letter a layer, if there is one, and
+    `proposer` names what drafts for the model, if anything does.
 
     The pool has to be so large that no step's logits or weights have the size of one of its arrays.
     """
@@ -47,6 +50,11 @@ class ModelCase:
     few_layers: int
     num_slots: int = 2
     pattern: str = ""
+    proposer: str = ""
+
+    def drafted_by(self, proposer: str) -> "ModelCase":
+        """The model with a proposer of `drafters.DRAFTERS`."""
+        return replace(self, name=f"{self.name}+{proposer}", proposer=proposer)
 
     def cut(self) -> "ModelCase":
         """The model with few layers, and with a pool of the same bytes."""
@@ -90,10 +98,14 @@ class StepSizes:
 
 
 def model_for(name: str) -> ModelCase:
-    """The model of that name. Raises `ConfigError` with the list if it is unknown."""
-    if name not in MODELS:
-        raise ConfigError(f"model {name!r} is unknown to aot; use one of {sorted(MODELS)}.")
-    return MODELS[name]
+    """The model of that name, "small+mtp" for one with a proposer. Raises `ConfigError` for one unknown."""
+    base, _, proposer = name.partition("+")
+    if base not in MODELS or (proposer and proposer not in DRAFTERS):
+        raise ConfigError(
+            f"model {name!r} is unknown to aot; use one of {sorted(MODELS)}, with + and one of {sorted(DRAFTERS)} "
+            "behind it for what drafts."
+        )
+    return MODELS[base].drafted_by(proposer) if proposer else MODELS[base]
 
 
 def describe(case: ModelCase) -> Description:
@@ -102,11 +114,18 @@ def describe(case: ModelCase) -> Description:
     return described(family, RawConfig(case.values, family.defaults, f"aot model {case.name!r}"))
 
 
-def abstract_model(description: Description, platform: str, sizes: StepSizes, sharing: Sharing | None = None) -> Model:
+def abstract_model(
+    description: Description,
+    platform: str,
+    sizes: StepSizes,
+    sharing: Sharing | None = None,
+    proposer: AbstractProposer | None = None,
+) -> Model:
     """The static half of a model whose keys and values have its weights' dtype."""
     dtype = description.config.dtype
     formats = StateFormats(dtype, dtype, num_pending=sizes.num_drafts)
-    return make_model(description.config, platform, sizes.block_size, formats, sharing=sharing)
+    drafting = proposer, sizes.num_drafts if proposer is not None else 0
+    return make_model(description.config, platform, sizes.block_size, formats, "auto", sharing, *drafting)
 
 
 def num_bytes(case: ModelCase) -> int:
@@ -171,6 +190,10 @@ def _verify(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
     return *_decode(model, sizes, mesh), drafts, _placed((sizes.num_sequences,), jnp.int32, mesh)
 
 
+def _speculate(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
+    return *_decode(model, sizes, mesh), _placed((sizes.num_sequences,), jnp.int32, mesh)
+
+
 def _mixed(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
     return *_decode(model, sizes, mesh), *_prefill(model, sizes, mesh)
 
@@ -187,14 +210,21 @@ def _advance(model: Model, sizes: StepSizes, mesh: Mesh) -> tuple:
 ARGUMENTS: Mapping[str, Callable[[Model, StepSizes, Mesh], tuple]] = MappingProxyType(
     {"prefill": _prefill, "decode": _decode, "verify": _verify, "mixed": _mixed, "advance": _advance}
 )
+# And those of models with a proposer.
+DRAFTING_ARGUMENTS: Mapping[str, Callable[[Model, StepSizes, Mesh], tuple]] = MappingProxyType(
+    {**ARGUMENTS, "speculate": _speculate}
+)
 
 
 def step_tokens(step: str, sizes: StepSizes) -> int:
     """Tokens that a step runs over the layers."""
     decoding, chunk = sizes.num_sequences, sizes.chunk_tokens
-    return {"prefill": chunk, "decode": decoding, "verify": decoding * (sizes.num_drafts + 1)}.get(
-        step, decoding + chunk
-    )
+    return {
+        "prefill": chunk,
+        "decode": decoding,
+        "verify": decoding * (sizes.num_drafts + 1),
+        "speculate": decoding * (sizes.num_drafts + 1),
+    }.get(step, decoding + chunk)
 
 
 def _placed(shape: tuple[int, ...], dtype, mesh: Mesh) -> jax.ShapeDtypeStruct:

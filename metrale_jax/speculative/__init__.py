@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 6: what proposes draft tokens. `heads` defines draft heads and what they compute, `head_specs` their weights,
-`drafter_files` a head as a directory. `steps.verify` takes drafts from any caller. May import steps and below.
+"""Rank 6: proposers of draft tokens, one file each and a line in `registry`, and the policy of how many to draft.
+
+`models.proposer` is their protocol, `steps.speculate` the step that drafts and verifies. Imports lower ranks only.
 """

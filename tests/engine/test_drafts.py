@@ -57,3 +57,27 @@ def test_in_company_and_again_from_the_cache(engines):
     stats = drafting.stats().drafts
     assert 0 < stats.accepted < stats.proposed
     assert results[2].usage.cached_tokens > 0
+
+
+def test_the_next_turn_finds_what_stands_and_nothing_of_rejected_drafts(engines):
+    plain, drafting, prompts = engines
+    params = replace(SEVERAL[2], max_tokens=40)
+    first = drafting.generate([prompts[5]], params)[0]
+    turn = [*prompts[5], *first.token_ids, 9, 8, 7]
+    expected = plain.generate([turn], SEVERAL[0])
+    found = drafting.generate([turn], SEVERAL[0])
+    assert_same(told(found), told(expected))
+    assert found[0].usage.cached_tokens > len(prompts[5])
+
+
+def test_answers_end_at_their_limits_and_no_length_of_drafts_is_compiled_anew(engines):
+    plain, drafting, prompts = engines
+    params = [replace(SEVERAL[0], max_tokens=count) for count in (4, 9, 3, 6)]
+    drafting.generate(prompts[:4], params)
+    compiled = drafting.stats().num_compiles
+    for shift in range(1, 4):
+        each = [replace(one, max_tokens=one.max_tokens + shift) for one in params]
+        results = drafting.generate(prompts[:4], each)
+        assert [len(result.token_ids) for result in results] == [one.max_tokens for one in each]
+        assert_same(told(results), told(plain.generate(prompts[:4], each)))
+    assert drafting.stats().num_compiles == compiled

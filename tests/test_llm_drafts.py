@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts on a real model with a tokenizer: texts end where they do without, in form and out of it."""
+
+import pytest
+
+from metrale_jax import LLM, SamplingParams
+from metrale_jax.core.errors import ConfigError
+from tests.conftest import GOLDENS
+
+OPTIONS = {"max_sequences": 1, "max_context_tokens": 256, "kv_cache_mib": 32, "prefill_tokens": 128}
+LIST = "one two three four five six seven eight nine ten " * 3
+PROMPT = f"{LIST}one two three"
+LONG = SamplingParams(temperature=0, max_tokens=48)
+ROW = {
+    "type": "object",
+    "properties": {"name": {"enum": ["red", "blue"]}, "ready": {"type": "boolean"}},
+    "required": ["name", "ready"],
+    "additionalProperties": False,
+}
+ROWS = {"type": "array", "items": ROW, "minItems": 4, "maxItems": 4}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return LLM("smollm2-135m", **OPTIONS, prefix_cache=False)
+
+
+@pytest.fixture(scope="module")
+def drafting():
+    return LLM("smollm2-135m", **OPTIONS, proposer="ngram", num_drafts=7, draft_mode="always")
+
+
+def accepted(llm):
+    return llm.stats().drafts.accepted
+
+
+def test_a_stop_string_within_an_accepted_run_ends_the_text(plain, drafting):
+    whole = plain.generate(PROMPT, LONG)[0].text
+    before = accepted(drafting)
+    assert drafting.generate(PROMPT, LONG)[0].text == whole
+    assert accepted(drafting) - before > 20, "nothing was copied of a list that goes round"
+    for stop in ("six", " two th", "n nine"):
+        assert stop in whole
+        params = SamplingParams(temperature=0, max_tokens=48, stop=[stop])
+        expected = plain.generate(PROMPT, params)[0]
+        pieces = list(drafting.stream(PROMPT, params))
+        assert "".join(str(piece) for piece in pieces) == expected.text == whole[: whole.index(stop)]
+        result = pieces[-1].result
+        assert (result.token_ids, result.finish_reason) == (expected.token_ids, "stop")
+
+
+def test_an_answer_in_form_is_drafted_too_the_bonus_token_included(plain, drafting):
+    prompt = 'As JSON: [{"name": "red", "ready": true}, {"name": "red", "ready": true}, ...]. Again:'
+    params = SamplingParams(temperature=0.5, seed=4, max_tokens=120, json_schema=ROWS, logprobs=1)
+    expected = plain.generate(prompt, params)[0]
+    before = accepted(drafting)
+    found = drafting.generate(prompt, params)[0]
+    assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
+    assert accepted(drafting) - before > 5
+    for ours, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert ours.token_id == theirs.token_id and abs(ours.logprob - theirs.logprob) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"proposer": "oracle"}, "proposer='oracle' is not one of ngram, "),
+        ({"num_drafts": 3}, "num_drafts=3 is for a proposer, and none is chosen"),
+        ({"proposer": "ngram", "num_drafts": 0}, "num_drafts=0 is not from 1 to 64"),
+        ({"proposer": "ngram", "drafter": str(GOLDENS / "qwen3")}, "has no weights of its own"),
+        ({"proposer": "model"}, "proposer='model' needs a smaller model"),
+        ({"proposer": "mtp"}, "."),
+        ({"proposer": "ngram", "acceptance": "hopeful"}, "acceptance='hopeful' is not one of exact, "),
+        ({"proposer": "ngram", "draft_mode": "often"}, "'often'"),
+    ],
+)
+def test_what_cannot_draft_is_told(options, words):
+    with pytest.raises(ConfigError, match=words):
+        LLM(GOLDENS / "qwen3", max_context_tokens=64, **options)
