@@ -8,7 +8,7 @@ from metrale_jax.core.config import AttentionConfig, ModelConfig
 from metrale_jax.models.proposer import AbstractProposer
 from metrale_jax.speculative.eagle3 import Eagle3
 from metrale_jax.speculative.head_specs import head_specs
-from metrale_jax.speculative.heads import head_config
+from metrale_jax.speculative.heads import default_capture, head_config
 from metrale_jax.speculative.mtp import Mtp
 from metrale_jax.speculative.ngram import Ngram
 from metrale_jax.speculative.self_draft import default_layers, self_draft
@@ -32,7 +32,8 @@ def _mtp(config: ModelConfig) -> Made:
 
 
 def _eagle3(config: ModelConfig) -> Made:
-    head = head_config("eagle3", config, _attending(config), min(DRAFT_VOCABULARY, config.vocab_size))
+    vocabulary, captures = min(DRAFT_VOCABULARY, config.vocab_size), default_capture(len(config.layers))
+    head = head_config("eagle3", config, _attending(config), vocabulary, captures)
     return Eagle3(head), head_specs(head)
 
 

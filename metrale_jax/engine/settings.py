@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.option_types import refuse_wrong_types
 from metrale_jax.engine.snapshots import DEFAULT_POLICY, SnapshotPolicy
+from metrale_jax.speculative.policy import MODES
 from metrale_jax.state.pool import PoolLayout
 from pallas_kernels.shapes import ceil_div
 from pallas_kernels.storage import served_count
@@ -53,6 +54,8 @@ class EngineConfig:
             if value > MOST.get(name, value):
                 raise ConfigError(f"{name}={value} is above {MOST[name]}, the most of one engine; give less.")
         refuse_wrong_types(self)
+        if self.draft_mode not in MODES:
+            raise ConfigError(f"draft_mode={self.draft_mode!r} is not one of {', '.join(MODES)}; choose one.")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} is not a power of two; use 16, 32 or 64.")
 

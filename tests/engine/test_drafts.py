@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that draft: answers are those without drafts, in company, from the cache, preempted, ruled or forked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
