@@ -3,6 +3,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from metrale_jax.speculative.draft_model import draft_model
@@ -11,6 +13,7 @@ from metrale_jax.speculative.mtp import Mtp
 from metrale_jax.speculative.ngram import Ngram
 from metrale_jax.speculative.self_draft import self_draft
 from tests.speculative.head_problems import head_of, random_params
+from tests.speculative.test_dflash import opened
 
 
 def ngram(golden):
@@ -42,6 +45,13 @@ def eagle3(golden):
     return Eagle3(config), random_params(config)
 
 
+def dflash(golden):
+    """A block drafter of random weights, one of whose layers has a window."""
+    with TemporaryDirectory() as directory:
+        _, proposer, weights = opened(lambda name, block_size: golden, golden.name, Path(directory))
+    return proposer, weights
+
+
 DRAFTERS: Mapping[str, Callable] = MappingProxyType(
-    {"ngram": ngram, "model": model, "self": own_layers, "mtp": mtp, "eagle3": eagle3}
+    {"ngram": ngram, "model": model, "self": own_layers, "mtp": mtp, "eagle3": eagle3, "dflash": dflash}
 )
