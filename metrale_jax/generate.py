@@ -39,9 +39,7 @@ def generate_tokens(
     """
     config, layout = steps.model.config, steps.model.layout
     check_token_ids(sampling, config.vocab_size)
-    limit = config.max_context_tokens - len(prompt)
-    max_tokens = limit if sampling.max_tokens is None else min(limit, sampling.max_tokens)
-    width = ceil_div(len(prompt) + max_tokens, layout.block_size)
+    max_tokens, width = _room(steps, prompt, sampling)
     words = bad_word_ids(sampling.bad_words, _no_text)
     constraint = constraint_of(sampling, config.vocab_size, words, structure)
     pool = steps.make_pool((width + 1,) * len(layout.groups), fill)
@@ -50,7 +48,7 @@ def generate_tokens(
     answer: list[int] = []
     while not answer or (answer[-1] not in stop_ids and len(answer) < max_tokens):
         length = len(prompt) + len(answer)
-        again = config.recompute_len and length == config.recompute_len + 1 and len(prompt) <= config.recompute_len
+        again = _outgrown(config.recompute_len, len(prompt), length)
         if again:
             # The past is run again under the rotary frequencies of a long sequence.
             fresh = first_state(layout, length, width, sampling, seed, stop_ids, config.vocab_size)
@@ -58,10 +56,7 @@ def generate_tokens(
         if constraint is not None:
             state = _masked(state, constraint.mask())
         if again or not answer:
-            for start, stop in limited_spans(layout, 0, length):
-                tokens = _ids([*prompt, *answer][start:stop])
-                pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([stop - start]))
-                pool = limited(steps, pool, stop)
+            pool, state, out = _prefilled(steps, params, pool, state, [*prompt, *answer])
         else:
             pool, state, out = steps.run("decode", params, pool, state)
             pool = limited(steps, pool, length)
@@ -73,6 +68,27 @@ def generate_tokens(
         if constraint is not None:
             constraint.accept(answer[-1])
     return answer
+
+
+def _room(steps: Steps, prompt: Sequence[int], sampling: SamplingParams) -> tuple[int, int]:
+    """The most tokens of the answer, and the blocks that prompt and answer take of each group."""
+    limit = steps.model.config.max_context_tokens - len(prompt)
+    max_tokens = limit if sampling.max_tokens is None else min(limit, sampling.max_tokens)
+    return max_tokens, ceil_div(len(prompt) + max_tokens, steps.model.layout.block_size)
+
+
+def _outgrown(recompute_len: int, prompt_len: int, length: int) -> bool:
+    """Whether a sequence has come to where its past is run again."""
+    return bool(recompute_len) and length == recompute_len + 1 and prompt_len <= recompute_len
+
+
+def _prefilled(steps: Steps, params: DecoderParams, pool: Pool, state: SequenceState, tokens: Sequence[int]):
+    """Pool, state and output after all `tokens` of a sequence that has run nothing yet."""
+    for start, stop in limited_spans(steps.model.layout, 0, len(tokens)):
+        part = _ids(tokens[start:stop])
+        pool, state, out = steps.run("prefill", params, pool, state, part, _ids([stop - start]))
+        pool = limited(steps, pool, stop)
+    return pool, state, out
 
 
 @dataclass(frozen=True)
@@ -104,9 +120,7 @@ def generate_speculative(
     check_token_ids(sampling, config.vocab_size)
     if steps.model.proposer is None or constraint_of(sampling, config.vocab_size, sampling.bad_words, None) is not None:
         raise RequestError("drafts need a proposer, and no bad_words of several tokens; load one, or use LLM.")
-    limit = config.max_context_tokens - len(prompt)
-    max_tokens = limit if sampling.max_tokens is None else min(limit, sampling.max_tokens)
-    width = ceil_div(len(prompt) + max_tokens, layout.block_size)
+    max_tokens, width = _room(steps, prompt, sampling)
     pool = steps.make_pool((width + 1,) * len(layout.groups), fill)
     pool = steps.run("begin_slots", pool, _ids([1]), _known(prompt, config.max_context_tokens))
     state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size)
@@ -114,15 +128,12 @@ def generate_speculative(
     drafts: list[tuple[int, int]] = []
     while not answer or (answer[-1] not in stop_ids and len(answer) < max_tokens):
         length = len(prompt) + len(answer)
-        again = config.recompute_len and length == config.recompute_len + 1 and len(prompt) <= config.recompute_len
+        again = _outgrown(config.recompute_len, len(prompt), length)
         if again:
             fresh = first_state(layout, length, width, sampling, seed, stop_ids, config.vocab_size)
             state = fresh.replace(sampling=state.sampling)
         if again or not answer:
-            for start, stop in limited_spans(layout, 0, length):
-                tokens = _ids([*prompt, *answer][start:stop])
-                pool, state, out = steps.run("prefill", params, pool, state, tokens, _ids([stop - start]))
-                pool = limited(steps, pool, stop)
+            pool, state, out = _prefilled(steps, params, pool, state, [*prompt, *answer])
         else:
             room = draft_room(length, max_tokens - len(answer), config.recompute_len, layout.norm_tokens)
             pool, state, out = steps.run("speculate", params, pool, state, _ids([room]), num_drafts=num_drafts)

@@ -489,14 +489,14 @@ class Engine:
         now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])
         ended = list(read_tokens(host, launched.rows, now))
         self.counters.count_generated(sum([len(request.output) for _, request in launched.rows]) - before, now)
+        if self.drafting is not None:
+            requests, compiles = [request for _, request in launched.rows], self.device.num_compiles
+            self.drafting.read(launched.timing, requests, host.num_tokens, host.num_drafts, now, compiles)
         for request, reason, error in ended:
             if error is not None:
                 self._fail(request, error)
             else:
                 self._finish(request, reason)
-        if self.drafting is not None:
-            requests, compiles = [request for _, request in launched.rows], self.device.num_compiles
-            self.drafting.read(launched.timing, requests, host.num_tokens, host.num_drafts, now, compiles)
 
     def _plain_timing(self, decoding: list[Request], chunks: list[Chunk]) -> Timing | None:
         """What a step that decodes without drafts is timed by, where anybody wants to know."""
