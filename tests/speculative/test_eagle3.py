@@ -10,4 +10,4 @@ def test_answers_are_those_without_drafts(golden, nan_pool):
     model = golden("llama-default", 8)
     head = head_of("eagle3", model.config, 20, (0, 1, 2))
     counts = assert_solo(model, Eagle3(head), random_params(head), names=("sampled",), fill=nan_pool)
-    assert counts[0] > 0
+    assert 0 < counts[2] < counts[1]
