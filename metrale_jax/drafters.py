@@ -42,10 +42,11 @@ def opened_proposer(
 
     ask = Ask(checkpoint.config, checkpoint.values, directory, num_drafts, model)
     opened = open_proposer(name, ask)
-    if mesh is not None and opened.proposer.layer_states(StateFormats("float32")):
+    proposer = opened.proposer
+    if mesh is not None and (proposer.one_device or proposer.layer_states(StateFormats("float32"))):
         raise ConfigError(
-            f"proposer={name!r} has layers of its own, which {mesh.size} devices cannot share; use "
-            "proposer='ngram', or one device."
+            f"proposer={name!r} drafts with layers, which {mesh.size} devices cannot share; use proposer='ngram', or "
+            "one device."
         )
     return opened
 

@@ -49,6 +49,9 @@ class AbstractProposer(ABC):
     captures: tuple[int, ...] = ()
     """After how many of the target's layers `observe` wants the residual stream's rows."""
 
+    one_device: bool = False
+    """Whether devices that share the model cannot run it, even where it has no layers of its own."""
+
     def layer_states(self, formats: StateFormats) -> tuple[tuple[Hashable, ...], ...]:
         """The states that each of the drafter's own layers keeps. They are numbered on from the target's layers."""
         return ()

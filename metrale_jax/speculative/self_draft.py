@@ -7,6 +7,7 @@ they write of drafts lies past the length, where the target writes its own over 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from jaxtyping import Array, Int
 
@@ -30,6 +31,7 @@ class SelfDraft(AbstractProposer):
     """Drafts with the `layers` of these numbers, in rising order; `self_draft` checks them."""
 
     layers: tuple[int, ...]
+    one_device: ClassVar[bool] = True
 
     def observe(self, model: Model, params: DecoderParams, pool: Pool, batch: TokenBatch, hidden, captured) -> Pool:
         """The pool as it is: the target's layers are the drafter's."""
