@@ -74,7 +74,7 @@ def test_the_next_turn_finds_what_stands_and_nothing_of_rejected_drafts(engines)
 
 def test_answers_end_at_their_limits_and_no_length_of_drafts_is_compiled_anew(engines):
     plain, drafting, prompts = engines
-    params = [replace(SEVERAL[0], max_tokens=count) for count in (4, 9, 3, 6)]
+    params = [replace(SEVERAL[0], max_tokens=count, ignore_eos=True) for count in (4, 9, 3, 6)]
     drafting.generate(prompts[:4], params)
     compiled = drafting.stats().num_compiles
     for shift in range(1, 4):
