@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.stats import PHASES, EngineStats
+from metrale_jax.speculative.policy import DraftStats
 
 __all__ = ["CONTENT_TYPE", "EngineCollector", "RequestHistograms", "exposition"]
 
@@ -79,6 +80,18 @@ class EngineCollector(Collector):
         for reason, count in stats.finished:
             finished.add_metric([reason], count)
         yield finished
+        if stats.drafts is not None:
+            yield from _of_drafts(stats.drafts)
+
+
+def _of_drafts(drafts: DraftStats) -> Iterator[Metric]:
+    """What is known of drafts, where an engine makes any."""
+    yield GaugeMetricFamily("metrale_draft_width", "Most drafts of a row at present; 0: none pay.", value=drafts.width)
+    for name, about, column in (("proposed", "Tokens drafted.", 0), ("accepted", "Drafts that stood.", 1)):
+        family = CounterMetricFamily(f"metrale_drafts_{name}", f"{about[:-1]}, by place in a run.", labels=["place"])
+        for place, pair in enumerate(drafts.positions, start=1):
+            family.add_metric([str(place)], pair[column])
+        yield family
 
 
 class RequestHistograms:

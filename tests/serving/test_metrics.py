@@ -2,6 +2,7 @@
 """What Prometheus reads is what happened."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -9,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metrale_jax import LLM, SamplingParams
 from metrale_jax.engine.stats import EngineStats
+from metrale_jax.speculative.policy import DraftStats
 from serving.metrics import CONTENT_TYPE, EngineCollector, RequestHistograms, exposition
 from tests.conftest import GOLDENS
 
@@ -89,6 +91,19 @@ def test_each_figure_of_the_engine_has_its_own_name():
     kinds = {family.name: family.type for family in families}
     assert kinds["metrale_steps"] == "counter" and kinds["metrale_kv_blocks"] == "gauge"
     assert CONTENT_TYPE.startswith("text/plain")
+
+
+def test_drafts_are_counted_by_their_place_in_a_run():
+    positions = ((10, 8), (7, 3))
+    drafts = DraftStats(2, 1, (), (), ((0, 1), (2, 10)), positions, 0, 0, 1.0)
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: replace(STATS, drafts=drafts)))
+    samples, families = scraped(registry)
+    assert samples["metrale_draft_width",] == 2
+    for name, column in (("proposed", 0), ("accepted", 1)):
+        for place, pair in enumerate(positions, start=1):
+            assert samples[f"metrale_drafts_{name}_total", str(place)] == pair[column]
+    assert all(family.documentation.endswith(".") for family in families)
 
 
 def test_to_register_asks_an_engine_for_nothing():
