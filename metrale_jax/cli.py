@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     from metrale_jax.llm_config import LLMConfig
     from metrale_jax.plan_command import add_plan
     from metrale_jax.sampling.params import SamplingParams
+    from metrale_jax.training.command import add_train_drafter
 
     parser = argparse.ArgumentParser(prog="metrale-jax", description=__doc__.split(":")[0], epilog=EPILOG)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_serving(commands, name, importlib.import_module(module))
     add_convert(commands, EPILOG)
     add_plan(commands, EPILOG)
+    add_train_drafter(commands, EPILOG)
     return parser
 
 

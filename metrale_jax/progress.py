@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import ClassVar
 
 Progress = Callable[[str, int, int], None]
 
@@ -24,14 +25,15 @@ def compiling(progress: Progress, name: str) -> Iterator[None]:
 
 
 class TerminalProgress:
-    """One bar a stage on stderr: download and load in bytes, compile in programs, generate in tokens.
+    """One bar a stage on stderr: download and load in bytes, compile in programs, generate in tokens,
+    those of `UNITS` in theirs.
 
     A program that no load compiled ahead, because its shape is met in a step, has a bar of its own: "compile advance".
 
     Stages may overlap and report from several threads.
     """
 
-    BYTES = ("download", "load")
+    UNITS: ClassVar = {"download": "B", "load": "B", "answer": "answer", "answer held-out prompts": "answer"}
 
     def __init__(self):
         self._bars = {}
@@ -44,9 +46,9 @@ class TerminalProgress:
         with self._lock:
             bar = self._bars.get(stage)
             if bar is None:
-                unit = "B" if stage in self.BYTES else "program" if stage.startswith("compile") else "token"
+                unit = self.UNITS.get(stage) or ("program" if stage.startswith("compile") else "token")
                 bar = self._bars[stage] = tqdm(
-                    desc=stage, total=total, unit=unit, unit_scale=stage in self.BYTES, file=sys.stderr, leave=False
+                    desc=stage, total=total, unit=unit, unit_scale=unit == "B", file=sys.stderr, leave=False
                 )
             bar.total = total
             bar.update(done - bar.n)

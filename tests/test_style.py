@@ -53,6 +53,7 @@ RANKS = {
     "metrale_jax.devices": 8.5,
     "metrale_jax.plan_command": 10,
     "metrale_jax.flags": 10,
+    "metrale_jax.training": 10.5,
     "metrale_jax.cli": 11,
     "metrale_jax": 12,
     "serving": 12,
@@ -67,6 +68,7 @@ BROAD_PLACES = {"metrale_jax/engine/hooks.py"}
 EXCUSED_FUNCTIONS: dict[str, str] = {}
 # `outline` makes functions inside a step; nothing is dispatched there.
 JIT_PLACES = {"metrale_jax/steps/build.py", "metrale_jax/checkpoint/place.py", "metrale_jax/models/outline.py"}
+JIT_PLACES |= {"metrale_jax/training/programs.py"}
 # Where devices, the home directory and JAX's settings may be looked at.
 COMPOSITION_ROOT = {
     "metrale_jax/devices.py",

@@ -39,6 +39,7 @@ from metrale_jax.steps.mixed import mixed
 from metrale_jax.steps.prefill import prefill
 from metrale_jax.steps.probe import lens, probe
 from metrale_jax.steps.prompt_scores import prompt_logprobs
+from metrale_jax.steps.record import record
 from metrale_jax.steps.score import score
 from metrale_jax.steps.serving import advance, candidates, finish, keep_rows, pick_rows, put_tokens
 from metrale_jax.steps.speculate import speculate
@@ -55,6 +56,7 @@ STEPS: Mapping[str, tuple[Callable, int, int]] = MappingProxyType(
         "mixed": (mixed, 1, 5),
         "score": (score, 1, 3),
         "probe": (probe, 1, 3),
+        "record": (record, 1, 3),
         "advance": (advance, 1, 3),
         "advance_drafts": (advance_drafts, 1, 3),
     }

@@ -9,82 +9,29 @@ import numpy as np
 import pytest
 
 from metrale_jax.checkpoint.place import load_params
-from metrale_jax.core.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.errors import CheckpointError, ConfigError
 from metrale_jax.layers.placement import Placement
 from metrale_jax.speculative.drafter_files import open_drafter, write_drafter
-from metrale_jax.speculative.head_specs import head_specs
-from metrale_jax.speculative.heads import (
-    default_capture,
-    draft_logits,
-    head_config,
-    run_head,
-    target_features,
-    target_ids,
+from metrale_jax.speculative.heads import default_capture, draft_logits, run_head, target_features, target_ids
+from tests.speculative.plain_head import (
+    HEADS,
+    KINDS,
+    KV,
+    LAYER,
+    ROPE,
+    TARGET,
+    VD,
+    D,
+    H,
+    PlainHead,
+    V,
+    config_of,
+    params_of,
+    random_rows,
 )
 
-D, HEADS, KV, H, F, V, VD, T = 16, 4, 2, 4, 24, 40, 12, 5
-ROPE = RopeConfig((1.0, 0.1))
-ATTENTION = AttentionConfig(HEADS, KV, H, H**-0.5, ROPE)
-LAYER = LayerConfig((ATTENTION,), MlpConfig(F, "silu"))
-TARGET = ModelConfig("llama", V, D, (LAYER,) * 6, 64, 1e-5, True)
-KINDS = ("mtp", "eagle3")
-
-
-def config_of(kind, draft_vocab_size=VD):
-    return head_config(kind, TARGET, LAYER, draft_vocab_size, default_capture(6) if kind == "eagle3" else ())
-
-
-def params_of(config, seed=0):
-    rng = np.random.default_rng(seed)
-
-    def leaf(spec):
-        if spec.integer:
-            return jnp.asarray(np.sort(rng.choice(V, spec.shape[0], replace=False)), jnp.int32)
-        return jnp.asarray(rng.normal(size=spec.shape) * 0.4 + (len(spec.shape) == 1), jnp.float32)
-
-    return jax.tree.map(leaf, head_specs(config))
-
-
-def rows(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def norm(x, weight):
-    return x / np.sqrt((x * x).mean() + 1e-5) * np.asarray(weight, np.float64)
-
-
-def turned(x, position):
-    angles = position * np.asarray(ROPE.inv_freq)
-    first, second = x[: H // 2], x[H // 2 :]
-    return np.concatenate(
-        [first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)]
-    )
-
-
-def plain(kind, params, features, embeds):
-    """Feedback and output of each entry, one number after another, in float64."""
-    p = jax.tree.map(lambda array: np.asarray(array, np.float64), params)
-    keys, values, feedback, output = [], [], [], []
-    for position, (feature, embed) in enumerate(zip(features.astype(float), embeds.astype(float), strict=True)):
-        pair = np.concatenate([norm(embed, p.embed_norm), norm(feature, p.hidden_norm)])
-        residual = p.fc.weight @ pair if kind == "mtp" else feature
-        x = norm(residual, p.layer.mixer_norm) if kind == "mtp" else pair
-        q, k, v = np.split(p.layer.mixers[0].qkv.weight @ x, [HEADS * H, (HEADS + KV) * H])
-        keys.append([turned(part, position) for part in k.reshape(KV, H)])
-        values.append(v.reshape(KV, H))
-        heads = []
-        for number, query in enumerate(q.reshape(HEADS, H)):
-            of = number // (HEADS // KV)
-            scores = np.asarray([turned(query, position) @ key[of] for key in keys]) * H**-0.5
-            weights = np.exp(scores - scores.max())
-            heads.append(sum(w * value[of] for w, value in zip(weights / weights.sum(), values, strict=True)))
-        x = residual + p.layer.mixers[0].out.weight @ np.concatenate(heads)
-        gate, up = np.split(p.layer.mlp.gate_up.weight @ norm(x, p.layer.mlp_norm), 2)
-        x = x + p.layer.mlp.down.weight @ (gate / (1 + np.exp(-gate)) * up)
-        output.append(norm(x, p.final_norm))
-        feedback.append(output[-1] if kind == "mtp" else x)
-    return np.asarray(feedback), np.asarray(output)
+T = 5
 
 
 def dense(x, weights, attention):
@@ -108,10 +55,11 @@ def dense(x, weights, attention):
 def test_a_head_is_its_entries_one_after_the_other(kind):
     config = config_of(kind)
     params = params_of(config)
-    features, embeds = rows(1, T, D), rows(2, T, D)
+    features, embeds = random_rows(1, T, D), random_rows(2, T, D)
     features[0] = 0
     got, _ = run_head(config, params, jnp.asarray(features), jnp.asarray(embeds), dense, Placement(0, 1e-5, "cpu"))
-    feedback, output = plain(kind, params, features, embeds)
+    one = PlainHead(kind, params)
+    feedback, output = map(np.asarray, zip(*map(one.step, features, embeds), strict=True))
     np.testing.assert_allclose(got.feedback, feedback, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(got.output, output, rtol=2e-4, atol=2e-5)
     scores = draft_logits(config, params, got.output, jnp.zeros((V, D)))
@@ -119,7 +67,10 @@ def test_a_head_is_its_entries_one_after_the_other(kind):
 
 
 def test_features_are_the_final_rows_or_the_three_captured_ones_joined():
-    hidden, captured = jnp.asarray(rows(1, T, D)), tuple(jnp.asarray(rows(seed, T, D)) for seed in (2, 3, 4))
+    hidden, captured = (
+        jnp.asarray(random_rows(1, T, D)),
+        tuple(jnp.asarray(random_rows(seed, T, D)) for seed in (2, 3, 4)),
+    )
     mtp, eagle = config_of("mtp"), config_of("eagle3")
     assert target_features(mtp, params_of(mtp), hidden, ()) is hidden
     params = params_of(eagle)
@@ -131,7 +82,7 @@ def test_a_head_without_rows_of_its_own_scores_by_the_targets():
     config = config_of("mtp", 0)
     params = params_of(config)
     assert params.head == () and params.token_ids == ()
-    head, output = rows(3, V, D), rows(4, T, D)
+    head, output = random_rows(3, V, D), random_rows(4, T, D)
     np.testing.assert_allclose(
         draft_logits(config, params, jnp.asarray(output), jnp.asarray(head)), output @ head.T, rtol=1e-4, atol=1e-5
     )

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TrainOptions`: what of a drafter's training a user may choose. Imports nothing heavy."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.option_types import refuse_wrong_types
+
+# Kinds of heads, and the learning rate that each begins well with: an MTP head starts near its best linear one.
+RATES = {"eagle3": 1e-3, "mtp": 3e-4}
+KIND_NAMES = tuple(RATES)
+# What a run may be gone on with under another value of.
+FREE = ("data", "checkpoint_minutes", "measured_rows")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a drafter is trained. Raises `ConfigError` for values out of range.
+
+    `kind` is `mtp` or `eagle3`; `learning_rate` None is what suits it (`RATES`). The model answers `answers` prompts,
+    by up to `answer_tokens` tokens each, which are learnt from, and `held_out` others, which the drafter is measured
+    by. Prompts are built in, or those of the file `prompts`: of its first `held_out` none is learnt from. The head
+    scores `draft_vocab_size` tokens (0 is all). Training takes `steps` steps of `step_rows` rows of `row_tokens`
+    tokens, drafts `turns` turns ahead, and is saved every `checkpoint_minutes`. `data` is where answers and the model's
+    rows are kept for further runs; without it they are in the output directory until the end. `measured_rows` rows of
+    held-out texts are measured by.
+    """
+
+    kind: str = "mtp"
+    prompts: str | Path | None = None
+    data: str | Path | None = None
+    answers: int = 600
+    held_out: int = 48
+    answer_tokens: int = 256
+    draft_vocab_size: int = 8192
+    steps: int = 1200
+    step_rows: int = 1
+    row_tokens: int = 512
+    turns: int = 3
+    learning_rate: float | None = None
+    seed: int = 0
+    checkpoint_minutes: float = 3.0
+    measured_rows: int = 16
+
+    def __post_init__(self):
+        refuse_wrong_types(self)
+        if self.kind not in KIND_NAMES:
+            raise ConfigError(f"kind={self.kind!r} is not one of {', '.join(KIND_NAMES)}; choose one.")
+        least = {"answers": 1, "held_out": 1, "answer_tokens": 2, "steps": 1, "step_rows": 1, "turns": 1, "seed": 0}
+        least |= {"row_tokens": 16, "draft_vocab_size": 0, "measured_rows": 1}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ConfigError(f"{name}={getattr(self, name)} is below {lowest}; give an integer from {lowest}.")
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", RATES[self.kind])
+        for name in ("learning_rate", "checkpoint_minutes"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name}={getattr(self, name)} is not a number above 0; give one.")
+
+    def identity(self) -> dict[str, Any]:
+        """What a run must have in common with the one that it goes on with, as plain values."""
+        chosen = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in FREE}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
