@@ -155,6 +155,7 @@ def test_a_block_is_drafted_as_it_is_densely(golden, nan_pool, tmp_path):
     assert len(seen) > 7
 
 
+@pytest.mark.slow
 def test_answers_are_those_without_drafts(golden, nan_pool, tmp_path):
     model, proposer, weights = opened(golden, "nemotron-h", tmp_path)
     steps, proposed, accepted = assert_solo(model, proposer, weights, names=("sampled",), fill=nan_pool)
