@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from metrale_jax.checkpoint.hub import resolve_model
 from metrale_jax.checkpoint.place import Place, load_params
 from metrale_jax.checkpoint.plan import load_plan
-from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.errors import ConfigError, ModelNotFoundError
 from metrale_jax.loading import Checkpoint, open_checkpoint
 from metrale_jax.speculative.registry import Ask, Opened, open_proposer
 from metrale_jax.state.formats import StateFormats
@@ -34,7 +34,10 @@ def opened_proposer(
             if value is not None:
                 raise ConfigError(f"{option}={value!r} is for a proposer, and none is chosen; name one as proposer.")
         return None
-    directory = None if drafter is None else resolve_model(str(drafter), cache_dir)
+    try:
+        directory = None if drafter is None else resolve_model(str(drafter), cache_dir)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(str(error).replace("model=", "drafter=", 1)) from None
 
     def model():
         found = open_checkpoint(directory)

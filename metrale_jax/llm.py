@@ -216,7 +216,7 @@ class LLM:
         return float(np.exp(token_nlls(self.loaded.steps, self.loaded.params, tokens).mean()))
 
     def warm_up(self) -> int:
-        """Compiles every program that a load can need, beam search apart; returns how many there are."""
+        """Compiles all that a load can need but for beams, swaps and saved answers; returns how many programs it is."""
         loaded = self.loaded
         kinds = program_kinds(loaded.model.layout)
         wanted = all_programs(self.engine.shapes, loaded.config.vocab_size, *kinds)

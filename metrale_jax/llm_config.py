@@ -173,6 +173,8 @@ def engine_config(config: LLMConfig, model: Model) -> EngineConfig:
             f"kv_cache_mib={config.kv_cache_mib} holds fewer than 3 blocks of {block} bytes; give {least} or more."
         )
     limits = _engine_limits(config, model.config.max_context_tokens, layout.block_size)
+    if model.proposer is None and config.draft_mode != "auto":
+        raise ConfigError(f"draft_mode={config.draft_mode!r} is for drafts, and no proposer is chosen; name one.")
     widths = () if model.proposer is None else draft_widths(model.num_drafts)
     limits = replace(limits, num_snapshots=snapshot_count(config, layout), draft_widths=widths)
     return within_pool(layout, replace(limits, **ENGINE_SETTINGS.get(model.platform, {})))

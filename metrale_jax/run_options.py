@@ -99,9 +99,12 @@ def chosen_attention(name: str) -> str:
     return name
 
 
-def chosen_acceptance(name: str) -> str:
-    """The name of a rule by which drafts are accepted; warns of what it changes. Raises `ConfigError` for others."""
+def chosen_acceptance(name: str, proposer: bool) -> str:
+    """The name of a rule by which drafts are accepted; warns of what it changes. Raises `ConfigError` for others, and
+    for one that is asked for without a `proposer`."""
     rule = acceptance_rule(name)
+    if rule.name != "exact" and not proposer:
+        raise ConfigError(f"acceptance={name!r} is for drafts, and no proposer is chosen; name one as proposer.")
     if rule.warning:
         LOG.warning("acceptance=%r: %s", name, rule.warning)
     return rule.name

@@ -109,7 +109,7 @@ def load_model(
         block_size = chosen_block_size(options.block_size, on)
         drafting = (None, 0) if opened is None else (opened.proposer, opened.num_drafts)
         model = make_model(description.config, on, block_size, formats, attention, sharing, *drafting)
-        model = replace(model, acceptance=chosen_acceptance(options.acceptance))
+        model = replace(model, acceptance=chosen_acceptance(options.acceptance, proposer=opened is not None))
         steps = Steps(model, row_major_over(mesh) if mesh else row_major(device))
         with ThreadPoolExecutor(max_workers=2) as aside:
             specs = description.specs.replace(drafter=() if opened is None else opened.specs)

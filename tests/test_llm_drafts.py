@@ -4,7 +4,7 @@
 import pytest
 
 from metrale_jax import LLM, SamplingParams
-from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.errors import MetraleError
 from tests.conftest import GOLDENS
 
 OPTIONS = {"max_sequences": 1, "max_context_tokens": 256, "kv_cache_mib": 32, "prefill_tokens": 128}
@@ -70,10 +70,13 @@ def test_an_answer_in_form_is_drafted_too_the_bonus_token_included(plain, drafti
         ({"proposer": "ngram", "drafter": str(GOLDENS / "qwen3")}, "has no weights of its own"),
         ({"proposer": "model"}, "proposer='model' needs a smaller model"),
         ({"proposer": "mtp"}, "."),
+        ({"proposer": "model", "drafter": "/no/such/model"}, "drafter='/no/such/model'"),
+        ({"acceptance": "typical"}, "acceptance='typical' is for drafts, and no proposer is chosen"),
+        ({"draft_mode": "always"}, "draft_mode='always' is for drafts, and no proposer is chosen"),
         ({"proposer": "ngram", "acceptance": "hopeful"}, "acceptance='hopeful' is not one of exact, "),
         ({"proposer": "ngram", "draft_mode": "often"}, "draft_mode='often' is not one of auto, always"),
     ],
 )
 def test_what_cannot_draft_is_told(options, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(MetraleError, match=words):
         LLM(GOLDENS / "qwen3", max_context_tokens=64, **options)

@@ -175,7 +175,7 @@ class Engine:
         if whole := [request for request, size in chunks if not size]:
             num_launched += self._launch_whole(whole)
             decoding, chunks = self._still_there(decoding, chunks)
-        if any(lens.values()):
+        if any([lens.get(request) for request in decoding]):
             num_launched += self._launch_drafts(decoding, lens, drafts.width, alone=not chunks)
             decoding, chunks = self._still_there(decoding, chunks)
             decoding = [request for request in decoding if request.search is not None]
@@ -486,6 +486,8 @@ class Engine:
             self.roster.memory.forget(distrusted=True)  # what made it may be among the kept blocks
         if launched.drafted:
             self._went_on(launched.rows, host.num_tokens)
+            if resets != self._num_resets:
+                return
         now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])
         ended = list(read_tokens(host, launched.rows, now))
         self.counters.count_generated(sum([len(request.output) for _, request in launched.rows]) - before, now)
@@ -514,7 +516,8 @@ class Engine:
                 copies.slots[self.roster.memory.checkpoint(request, before)] = request.slot
                 if request.seq_len - before == 1:
                     copies.limit(request, self.limits.norm_tokens)
-        self.guarded((), lambda: copies.run(self, None, 0))
+        requests = [request for _, request in rows if request.slot in copies.limited]
+        self.guarded(requests, lambda: copies.run(self, None, 0))
 
     def _advance_search(self, search: Search, rows: list[Request], candidates) -> None:
         leader = search.leader

@@ -112,6 +112,7 @@ class Copies:
         except FAILURES:
             engine.memory.forget(distrusted=False)  # snapshots among them were never written
             raise
+        engine.memory.written()
 
 
 def saved_state(engine: Any, request: Request) -> SavedState | None:

@@ -100,6 +100,7 @@ class Snapshots:
         self._nodes: dict[int, Node] = {}
         self._worth: dict[int, int] = {}
         self._running: set[int] = set()
+        self._unwritten: set[int] = set()
         self._heap: list[tuple[int, int]] = []
         self._clock = 0
         self._generation += 1
@@ -111,6 +112,7 @@ class Snapshots:
             return 0
         unit = self._claim()
         if unit:
+            self._unwritten.add(unit)
             self._attach(node, unit)
         return unit
 
@@ -126,8 +128,14 @@ class Snapshots:
         unit = 0 if len(self._running) >= len(self._units) // 2 else self._claim()
         if not unit:
             return None
+        self._unwritten.add(unit)
         self._running.add(unit)
         return Checkpoint(unit, num_tokens, self._generation)
+
+    def written(self) -> None:
+        """To be called when the copies into all units that were handed out are dispatched: until then what such a unit
+        holds is another's, and is not to be read if it is evicted."""
+        self._unwritten.clear()
 
     def keep(self, checkpoint: Checkpoint, node: Node | None) -> None:
         """The checkpoint becomes the snapshot of `node`; it is freed where that is None or has one."""
@@ -148,7 +156,8 @@ class Snapshots:
     def drop(self, node: Node) -> None:
         """Frees what `node` has, which is no more."""
         if node.snapshot:
-            self.on_evict(node, node.snapshot)
+            if node.snapshot not in self._unwritten:
+                self.on_evict(node, node.snapshot)
             del self._nodes[node.snapshot], self._worth[node.snapshot]
             self._free.append(node.snapshot)
             node.snapshot, node.has_row = 0, False

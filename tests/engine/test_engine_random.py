@@ -379,6 +379,10 @@ def reasons_of(world: World) -> list[str]:
     return [one.request.finish_reason for one in world.sent]
 
 
+def test_a_state_that_makes_room_before_it_is_written_is_not_taken_for_what_it_was_to_be():
+    load(1230, 60)  # a step keeps two states, and the second takes the unit of the first
+
+
 def test_an_answer_cancelled_before_its_prompt_ran_takes_no_slot():
     world = quiet_world()
     world.submit(job(3))
