@@ -234,11 +234,6 @@ class Memory:
         copies = tuple(BlockCopy(group, source, target) for group, (source, target) in enumerate(pairs))
         return self.tree.add_tail(pin.node, tokens, tuple(targets)), copies
 
-    def written(self) -> None:
-        """To be called when all that a step keeps of states is dispatched."""
-        if self.snapshots is not None:
-            self.snapshots.written()
-
     def tail_copies(self, request: Request) -> list[BlockCopy]:
         """The copies that give a request its own of the block that its tokens end in, where all of them were found."""
         if request.ending is None or not request.num_tokens % self.block_size:

@@ -112,7 +112,8 @@ class Copies:
         except FAILURES:
             engine.memory.forget(distrusted=False)  # snapshots among them were never written
             raise
-        engine.memory.written()
+        if engine.memory.snapshots is not None:
+            engine.memory.snapshots.written()
 
 
 def saved_state(engine: Any, request: Request) -> SavedState | None:
