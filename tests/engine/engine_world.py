@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine over a `FakeDevice`, loads for it, the answer that each request has alone, and what must always hold."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine.admission import Ask, Limits
 from metrale_jax.engine.beam import BeamSearch, Hypothesis
 from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.drafting import Drafting
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.request import Request, TokenLogprob
@@ -19,6 +21,8 @@ from metrale_jax.engine.spill import Spill
 from metrale_jax.engine.tiers import Tier
 from metrale_jax.sampling.constraints import mask_of
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.speculative.policy import DraftPolicy
+from tests.engine.drafting_device import DraftingDevice
 from tests.engine.fake_device import (
     Failure,
     FakeDevice,
@@ -42,6 +46,7 @@ REGIMES: tuple[tuple[Callable[[int], Hashable], int], ...] = (
     (lambda length: length if length > LIMIT else 0, 0),
     (lambda length: length > LIMIT, LIMIT),
 )
+DRAFT_WIDTHS = ((1,), (1, 3), (1, 3, 7), (2, 5), (1, 2, 4), (8, 16))
 Choose = Callable[[int, int], int]
 """`choose(low, high)` picks an integer, both ends included."""
 
@@ -69,7 +74,9 @@ class Picky:
         self._count += 1
 
     def fork(self) -> "Picky":
-        return Picky(self._kind, self._nth)
+        forked = Picky(self._kind, self._nth)
+        forked._count = self._count
+        return forked
 
 
 class Watch:
@@ -212,9 +219,9 @@ class Sent:
 
 
 class World:
-    """One engine and all that was ever asked of it."""
+    """One engine and all that was ever asked of it. With `drafts` it drafts, and a step takes time by chance."""
 
-    def __init__(self, choose: Choose):
+    def __init__(self, choose: Choose, drafts: bool = False):
         self.choose = choose
         windows = WINDOWS[choose(0, len(WINDOWS) - 1)]
         regime, recompute_len = REGIMES[choose(0, len(REGIMES) - 1)]
@@ -236,16 +243,30 @@ class World:
         memory = Memory(self.num_blocks + 1, windows, BLOCK, regime, self.keep, snapshots, policy, swap_bytes)
         limits = Limits(CONTEXT, self.num_slots, VOCAB, BLOCK, memory.num_usable, 8, recompute_len, norm_tokens)
         sizes = self.num_blocks + 1, self.num_slots, num_snapshots
-        self.device = FakeDevice(self.rules, windows, BLOCK, *sizes, recurrent, norm_tokens)
+        device = self.rules, windows, BLOCK, *sizes, recurrent, norm_tokens
         self.tier = Tier((0, 0, 40, 2000)[choose(0, 3)] * 8) if choose(0, 2) == 2 else None
+        self.drafting, self._chance = None, random.Random(choose(0, 10**6) if drafts else 0)
+        if drafts:
+            widths, mode = DRAFT_WIDTHS[choose(0, len(DRAFT_WIDTHS) - 1)], ("always", "auto")[choose(0, 2) == 2]
+            self.shapes = replace(self.shapes, draft_widths=widths)
+            self.drafting = Drafting(DraftPolicy(widths, mode), limits, self.shapes)
+            self.device = DraftingDevice(*device, guesses=self._chance)
+            self.device.references = lambda group, block: memory.allocators[group]._references[block]
+        else:
+            self.device = FakeDevice(*device)
         if self.tier is not None and self.keep:
             memory.attach(Spill(self.tier, self.device, BLOCK, windows, recurrent))
         self.now = 1.0
-        self.engine = Engine(self.device, memory, self.shapes, limits, lambda: self.now)
+        self.engine = Engine(self.device, memory, self.shapes, limits, self._clock, drafting=self.drafting)
         self.device.holders = lambda: [*self.engine.filling, *self.engine.running.values()]
         self.sent: list[Sent] = []
         self.live: list[Sent] = []
         self.steps = self.num_broken = 0
+
+    def _clock(self) -> float:
+        if self.drafting is not None:
+            self.now += self._chance.choice((0.0, 1e-4, 1e-3, 2e-3))
+        return self.now
 
     @property
     def earlier(self) -> list[tuple[int, ...]]:
@@ -463,3 +484,15 @@ class World:
         memory = self.engine.memory
         memory.forget()
         expect(all(a.num_free == a.num_usable for a in memory.allocators), "an idle engine holds blocks")
+        if self.drafting is not None:
+            self.check_drafts()
+
+    def check_drafts(self) -> None:
+        """What the policy was told of drafts is what there was, and it keeps nothing of answers that have ended."""
+        stats, device = self.drafting.stats(), self.device
+        expect(all(0 <= accepted <= proposed for proposed, accepted in stats.positions), f"{stats.positions}")
+        told, drafted = (stats.accepted, stats.proposed), (device.num_accepted, device.num_accepted + device.num_rejected)
+        lost = device.num_failed or self.num_broken
+        expect(told == drafted or (lost and told <= drafted), f"{told} drafts were told of, there were {drafted}")
+        known = self.drafting._policy._acceptance._sequences
+        expect(not known, f"answers {list(known)} have ended, and are known to the policy")

@@ -19,6 +19,7 @@ CALLS = (
     *("advance", "draw", "candidates", "score", "copy", "copy_slots", "keep_rows", "limit_slots", "read"),
     *("write_state", "fetch"),
 )
+DRAFT_CALLS = ("advance_drafts", "judge", "begin")
 
 
 class Machine(RuleBasedStateMachine):
@@ -75,10 +76,10 @@ TestAnyOrder.settings = settings(
 )
 
 
-def load(seed: int, num_commands: int) -> World:
+def load(seed: int, num_commands: int, drafts: bool = False) -> World:
     """A world after a random load; every second one without failures, so that all answers must be whole."""
     rng = random.Random(seed)
-    world = World(rng.randint)
+    world, calls = World(rng.randint, drafts), CALLS + DRAFT_CALLS if drafts else CALLS
     for _ in range(num_commands):
         command = rng.random()
         if command < 0.45:
@@ -93,7 +94,7 @@ def load(seed: int, num_commands: int) -> World:
         elif seed % 2 and command < 0.96:
             world.break_rows(rng.randint(1, 7))
         elif seed % 2:
-            world.fail(rng.choice(CALLS), rng.randint(0, 4), rng.random() < 0.5)
+            world.fail(rng.choice(calls), rng.randint(0, 4), rng.random() < 0.5)
         world.check()
     world.finish()
     return world
