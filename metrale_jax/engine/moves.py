@@ -35,7 +35,7 @@ def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
             engine.roster.requeue(request)
         elif request.lease is not None:
             _put_back(engine, request, saved)
-    return bool(returned or restores)
+    return bool(begun or returned or restores)
 
 
 def _begun(engine: Any, requests: Sequence[Request]) -> None:

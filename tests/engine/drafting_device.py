@@ -62,6 +62,7 @@ class DraftingDevice(FakeDevice):
         holders = {one.slot: one for one in self.holders()}
         for row, slot in enumerate(decoding.slots.tolist()):
             if slot:
+                expect(slot in holders, f"nobody has slot {slot} that is to be drafted")
                 self._check_room(holders[slot], int(limits[row]), [table[row] for table in decoding.tables])
             else:
                 expect(not limits[row], "padding is drafted")

@@ -25,9 +25,11 @@ DRAFT_CALLS = ("advance_drafts", "judge", "begin")
 class Machine(RuleBasedStateMachine):
     """Commands to one engine; what it must keep is checked after each, and at the end all answers."""
 
+    drafts = False
+
     @initialize(random=st.randoms(use_true_random=False))
     def start(self, random):
-        self.world = World(random.randint)
+        self.world = World(random.randint, self.drafts)
 
     @rule(random=st.randoms(use_true_random=False), count=st.integers(1, 3))
     def submit(self, random, count):
@@ -134,11 +136,11 @@ def test_millions_of_steps_give_solo_answers():
         steps += load(100_000 + seed, 200).steps
 
 
-def spoiled(change) -> None:
+def spoiled(change, drafts: bool = False) -> None:
     """Loads without failures in which `change(engine)` spoiled the engine before the first."""
     for seed in range(0, 160, 2):
         rng = random.Random(seed)
-        world = World(rng.randint)
+        world = World(rng.randint, drafts)
         change(world.engine)
         for _ in range(40):
             world.submit(random_job(rng.randint, world.num_slots, world.earlier))
