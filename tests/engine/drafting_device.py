@@ -33,7 +33,7 @@ class DraftingDevice(FakeDevice):
 
     def __init__(self, *sizes: Any, guesses: random.Random):
         self.references: Callable[[int, int], int] = lambda group, block: 1
-        self.num_accepted = self.num_rejected = self.num_past_ends = 0
+        self.num_accepted = self.num_proposed = self.num_past_ends = 0
         self._guesses = guesses
         self.skills: Sequence[float] = (0.0, 0.5, 0.8, 1.0, 1.0)
         super().__init__(*sizes)
@@ -252,7 +252,7 @@ class DraftingDevice(FakeDevice):
                     break
             start, num_tokens[row], self._last_tokens[slot] = int(rows.positions[row]) - 1, len(stood), stood[-1]
             self.num_accepted += len(stood) - 1
-            self.num_rejected += len(guesses) - len(stood) + 1
+            self.num_proposed += len(guesses)
             self.num_past_ends += start + len(stood) >= len(sequence.tokens)
             sequence.spans.append((start, start + len(stood)))
         finite = np.asarray([not broken >> row & 1 for row in range(size)])
@@ -285,7 +285,10 @@ class DraftingDevice(FakeDevice):
     def _logprobs_of(self, ends: list[list[int]], tokens: np.ndarray, count: int) -> dict[str, np.ndarray]:
         size, width = tokens.shape
         wide = [[*row, *[0] * (width - len(row))] for row in ends]
-        chosen = [[log_probability(*one) for one in zip(*pair, strict=True)] for pair in zip(wide, tokens.tolist())]
+        chosen = [
+            [log_probability(*one) for one in zip(*pair, strict=True)]
+            for pair in zip(wide, tokens.tolist(), strict=True)
+        ]
         likeliest = self._likeliest([end for row in wide for end in row], count)
         shaped = {name: value.reshape(size, width, count) for name, value in likeliest.items()}
         return {"logprobs": np.asarray(chosen, np.float32), **shaped}

@@ -48,8 +48,8 @@ def test_random_loads_that_draft_meet_every_event_and_give_solo_answers():
     worlds = [load(seed, 60, drafts=True) for seed in range(24)]
     requests = [one.request for world in worlds for one in world.sent]
     assert {request.finish_reason for request in requests} == {"stop", "length", "abort", "error"}
-    accepted, rejected = (sum(getattr(w.device, f"num_{name}") for w in worlds) for name in ("accepted", "rejected"))
-    assert accepted > 500 and rejected > 500
+    accepted = sum(world.device.num_accepted for world in worlds)
+    assert accepted > 500 and sum(world.device.num_proposed for world in worlds) > accepted + 500
     assert sum(world.device.num_past_ends for world in worlds) > 15, "some drafts after an answer's end stood"
     stats = [world.drafting.stats() for world in worlds]
     modes = {(world.drafting._policy.mode, world.device.recurrent) for world in worlds if world.device.num_accepted}
