@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from metrale_jax.engine.buckets import Advance
+from metrale_jax.engine.device import Hidden
 from metrale_jax.engine.request import Request
+from metrale_jax.engine.rows import Chunks, Rows
 from metrale_jax.models.proposer import Drafts
 from metrale_jax.steps.outcome import StepOutput
 from tests.engine.fake_device import (
@@ -35,6 +38,7 @@ class DraftingDevice(FakeDevice):
         self.references: Callable[[int, int], int] = lambda group, block: 1
         self.num_accepted = self.num_proposed = self.num_past_ends = 0
         self._guesses = guesses
+        self._ran_sizes: set[Any] = set()
         self.skills: Sequence[float] = (0.0, 0.5, 0.8, 1.0, 1.0)
         super().__init__(*sizes)
 
@@ -43,6 +47,21 @@ class DraftingDevice(FakeDevice):
     def reset(self) -> None:
         super().reset()
         self._known: list[dict[int, int]] = [{} for _ in self._states]
+
+    @property
+    def num_compiles(self) -> int:
+        """Sizes of steps that were met so far: the first step of each has to be compiled."""
+        return len(self._ran_sizes)
+
+    def has_run(self, sizes: Advance) -> bool:
+        return sizes in self._ran_sizes
+
+    def advance(self, decoding: Rows | None, chunks: Chunks | None) -> Hidden:
+        """Owes what steps without drafts do."""
+        filling = (0, 0) if chunks is None else (len(chunks.tokens), len(chunks.lengths))
+        hidden = super().advance(decoding, chunks)
+        self._ran_sizes.add(Advance(0 if decoding is None else len(decoding.slots), *filling))
+        return hidden
 
     def begin(self, slot: int, tokens: Sequence[int]) -> None:
         super().begin(slot, tokens)
@@ -67,6 +86,7 @@ class DraftingDevice(FakeDevice):
             else:
                 expect(not limits[row], "padding is drafted")
         hidden, drafts, owners = Later(), Drafts(Later(), Later()), self._owners()
+        self._ran_sizes.add((len(limits), num_drafts))
         self._queue.append(lambda: self._advance_drafts(decoding, sampling, limits, num_drafts, owners, hidden, drafts))
         return hidden, drafts
 
