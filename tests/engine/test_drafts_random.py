@@ -12,9 +12,9 @@ from hypothesis.stateful import rule
 from tests.engine.engine_world import BLOCK, Picky, World
 from tests.engine.fake_device import Violation
 from tests.engine.test_engine_random import (
+    ANY_ORDER,
     DRAFT_CALLS,
     Machine,
-    TestAnyOrder,
     forget_beams_states,
     forget_copies,
     forget_limits,
@@ -40,8 +40,7 @@ class DraftingMachine(Machine):
 
 
 TestAnyOrderOfDrafts = DraftingMachine.TestCase
-TestAnyOrderOfDrafts.settings = settings(TestAnyOrder.settings, max_examples=20)
-del TestAnyOrder
+TestAnyOrderOfDrafts.settings = settings(ANY_ORDER, max_examples=20)
 
 
 def test_random_loads_that_draft_meet_every_event_and_give_solo_answers():

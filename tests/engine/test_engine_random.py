@@ -67,8 +67,7 @@ class Machine(RuleBasedStateMachine):
             self.world.finish()
 
 
-TestAnyOrder = Machine.TestCase
-TestAnyOrder.settings = settings(
+ANY_ORDER = settings(
     max_examples=60,
     stateful_step_count=50,
     deadline=None,
@@ -76,6 +75,8 @@ TestAnyOrder.settings = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+TestAnyOrder = Machine.TestCase
+TestAnyOrder.settings = ANY_ORDER
 
 
 def load(seed: int, num_commands: int, drafts: bool = False) -> World:
