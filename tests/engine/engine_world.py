@@ -458,11 +458,13 @@ class World:
     def check_order(self) -> None:
         """First tokens come in order of service, from those that had a chance.
 
-        Where a prompt is cut for a snapshot, the rest of its step is for who comes next.
+        Where a prompt is cut for a snapshot, the rest of its step is for who comes next. A search that fails with the
+        pool has had its first tokens, and others of its step draw theirs again.
         """
         if self.device.recurrent:
             return
-        seen = [one for one in self.sent if one.first_at and not one.orphan]
+        lost = [one for one in self.sent if one.job.params.beam_width and "INJECTED" in str(one.request.error)]
+        seen = [one for one in self.sent if one.first_at and not one.orphan and one not in lost]
         for one in seen:
             for other in seen:
                 before = (one.request.rank, one.request.request_id) < (other.request.rank, other.request.request_id)
