@@ -49,7 +49,8 @@ def purpose_of(steps: Steps, params: DecoderParams, config: EngineConfig, kind: 
     """The purpose of the programs of `steps` for params of these shapes, on devices of that `kind`."""
     model = steps.model
     leaves = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(params)]
-    described = repr((model.config, model.layout, leaves)).encode()
+    drafting = model.proposer, model.num_drafts, model.acceptance
+    described = repr((model.config, model.layout, leaves, drafting, model.edit)).encode()
     return Purpose(
         versions=versions(model.platform),
         machine={"kind": kind, "devices": len(steps.home.devices)},
@@ -63,7 +64,7 @@ def purpose_of(steps: Steps, params: DecoderParams, config: EngineConfig, kind: 
             "attention": model.attention,
             "digest": hashlib.sha256(described).hexdigest(),
         },
-        engine=asdict(config),
+        engine=json.loads(json.dumps(asdict(config))),  # as it is read back
     )
 
 

@@ -52,7 +52,7 @@ class Job:
     def __post_init__(self):
         if self.step not in self.arguments:
             raise ConfigError(
-                f"step {self.step!r} of {self.model.name} is unknown to aot; use one of {sorted(self.arguments)}."
+                f"step {self.step!r} is unknown to aot for {self.model.name}; use one of {sorted(self.arguments)}."
             )
 
     @property

@@ -60,7 +60,8 @@ def test_what_a_slot_holds_at_a_limit_is_within_it_and_logits_are_those_of_the_e
     [request] = engine.submit(Ask(tuple(map(int, prompt[:128])), replace(PARAMS, max_tokens=1), [0], ()))
     while not request.output:
         engine.step()
-    matrix = engine.device.fetch(engine.device.read_slot(1))[0].matrix
+    groups, _, _ = engine.device.fetch(engine.device.read_slot(1))
+    matrix = groups[0].matrix
     logits = np.concatenate(list(chunked_logits(limited.steps, limited.params, prompt[:130])))
     assert request.output[0] == logits[127].argmax()
     assert logits[129].argmax() == answers(engine, [prompt[:130]])[0][0]
