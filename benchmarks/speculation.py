@@ -59,19 +59,31 @@ COPY = [
 ]
 
 
+WORDS = "one two three four five six seven eight nine ten red blue green black white north south east west".split()
+ROUND = [f"{' '.join(WORDS[start : start + 11])} " * 4 for start in range(8)]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """Requests of one sort: prompts for a chat, and how they are answered."""
+    """Requests of one sort: prompts for a chat, or `raw` ones to be gone on with, and how they are answered."""
 
     name: str
     prompts: list[str]
     params: SamplingParams
+    raw: bool = False
+
+    def tokens(self, llm: LLM) -> list[list[int]]:
+        """The prompts' token ids."""
+        if self.raw:
+            return [llm.tokenizer.encode(text) for text in self.prompts]
+        return [llm.chat_tokens([{"role": "user", "content": text}]) for text in self.prompts]
 
 
 KINDS = (
     Kind("chat", CHAT, GREEDY),
     Kind("code", CODE, GREEDY),
     Kind("copy", COPY, GREEDY),
+    Kind("round", ROUND, GREEDY, raw=True),
     Kind("sampled", CHAT, SamplingParams(temperature=1.0, top_p=0.95, seed=1)),
 )
 
@@ -86,7 +98,7 @@ def answered(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tupl
 def measured(plain: LLM, drafting: LLM, kind: Kind, batch: int, tokens: int, rounds: int) -> dict:
     """A row of the report: prompts of a kind, `batch` at a time."""
     params = replace(kind.params, max_tokens=tokens, ignore_eos=False)
-    prompts = [plain.chat_tokens([{"role": "user", "content": text}]) for text in kind.prompts]
+    prompts = kind.tokens(plain)
     groups = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
     groups = groups[: max(1, len(groups) // 2)] if batch == 1 else groups
     for group in groups[:1]:
