@@ -34,7 +34,6 @@ DEFAULTS = (
     (("olmo-hybrid-7b", "nemotron-h-8b"), ("decode", "mixed"), ("h200",)),
     (("small+ngram", "small+self", "small+mtp", "small+eagle3"), ("speculate",), ("h200", "v6e")),
     (("small+eagle3",), ("advance",), ("h200", "v6e")),
-    (("olmo-hybrid-7b+mtp",), ("speculate",), ("h200",)),
 )
 # What a step's arguments may take of a device's memory.
 ROOM = 0.85
