@@ -2,11 +2,13 @@
 """Engines that draft: answers are those without drafts, in company, from the cache, preempted, ruled or forked."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from metrale_jax import LLM, SamplingParams
+from metrale_jax.engine.drafting import Drafting, Timing
 from tests.conftest import GOLDENS
 from tests.sometimes import mostly_slow
 
@@ -83,3 +85,12 @@ def test_answers_end_at_their_limits_and_no_length_of_drafts_is_compiled_anew(en
         assert [len(result.token_ids) for result in results] == [one.max_tokens for one in each]
         assert_same(told(results), told(plain.generate(prompts[:4], each)))
     assert drafting.stats().num_compiles == compiled
+
+
+def test_the_first_run_of_a_program_is_no_measure_of_it():
+    times = []
+    policy = SimpleNamespace(record=lambda width, rows, seconds, outcomes: times.append((width, seconds)))
+    drafting = Drafting(policy, None, None)
+    for width, began, read_at in ((0, 0.0, 9.0), (0, 9.0, 10.0), (3, 10.0, 30.0), (3, 31.0, 33.0)):
+        drafting.read(Timing(began, width, 1, 5), [], np.zeros(0), np.zeros(0), read_at, compiles=5)
+    assert times == [(0, None), (0, 1.0), (3, None), (3, 2.0)]
