@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made by `serving.grpc.protos.generate`; not edited by hand."""
