@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client is told of a model."""
+
+import time
+from typing import TYPE_CHECKING
+
+from serving.core.events import ModelCard
+
+if TYPE_CHECKING:
+    from metrale_jax.llm import LLM
+
+
+def model_card(llm: "LLM", name: str) -> ModelCard:
+    """The card of a loaded model under the name that clients know it by."""
+    config, tokenizer = llm.loaded.config, llm.loaded.tokenizer
+    return ModelCard(
+        id=name,
+        architecture=config.family,
+        dtype=llm.loaded.steps.model.dtype_name,
+        vocab_size=config.vocab_size,
+        max_context_tokens=config.max_context_tokens,
+        max_sequences=llm.config.max_sequences,
+        embedding_width=config.hidden_size,
+        has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        eos_token_ids=tuple(llm.loaded.eos_token_ids),
+        fingerprint=llm.identity,
+        created=int(time.time()),
+    )

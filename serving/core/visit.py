@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Visit`: one call's way through the service, from its admission to the record that it leaves."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from metrale_jax.results import GenerationResult
+from serving.core.calls import CallInfo, Caller
+from serving.core.errors import Kind, ServiceError
+from serving.core.events import Delta, Ended, Event
+from serving.core.gate import Gate
+from serving.core.lifecycle import Lifecycle
+from serving.core.limits import Meter
+from serving.core.link import EngineLink
+from serving.core.orders import Began, Order, Vectors
+from serving.core.outbox import Outbox
+from serving.core.records import CallRecord, Observer
+from serving.core.tracing import Tracing
+
+# What a call whose time is up may still get from the engine, which ends it too.
+LAST_WORD_S = 0.25
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What every call passes: whether the service takes any, the key's limits, the queue; and who hears of it."""
+
+    link: EngineLink
+    lifecycle: Lifecycle
+    meter: Meter
+    gate: Gate
+    observer: Observer
+    tracing: Tracing
+    beside: Executor
+    keep_prompts: bool = False
+    clock: Callable[[], float] = time.monotonic
+    visits: set["Visit"] = field(default_factory=set)
+
+
+class Visit:
+    """A context: entering it admits the call or raises `ServiceError`; leaving it, however, gives back all it held."""
+
+    def __init__(self, desk: Desk, info: CallInfo, caller: Caller, guessed_tokens: int, prompt_text: str = ""):
+        self._desk, self._info, self._caller = desk, info, caller
+        self._guessed, self._prompt_text = guessed_tokens, prompt_text
+        self._outbox, self._job_id, self._num_left = Outbox(), 0, 0
+        self._permit = self._place = self._span = None
+        self._arrived = desk.clock()
+        self._until = None if info.timeout_s is None else self._arrived + info.timeout_s
+        self._moments: dict[str, float] = {}
+        self._results: list[GenerationResult] = []
+        self._num_answers = self._num_drawn = 0
+
+    def __enter__(self) -> "Visit":
+        desk, info = self._desk, self._info
+        self._span = desk.tracing.span(
+            info.method, self._caller.trace, {"gen_ai.request.model": info.model, "metrale.request_id": info.request_id}
+        )
+        self._span.__enter__()
+        try:
+            desk.lifecycle.refuse_unless_serving()
+            self._permit = desk.meter.admit(self._caller.key_id, self._guessed)
+            self._place = desk.gate.enter(self._guessed, info.timeout_s)
+        except ServiceError as error:
+            self._leave(error)
+            raise
+        self._note("admitted_s")
+        desk.visits.add(self)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave(error)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that the caller will still wait; None for no end."""
+        return None if self._until is None else max(0.0, self._until - self._desk.clock())
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that was ordered has come."""
+        return self._num_left == 0
+
+    def fail(self, error: ServiceError) -> None:
+        """Ends the call from outside."""
+        self._outbox.fail(error)
+
+    async def aside(self, work: Callable[[], Any]) -> Any:
+        """What `work()` gives, run in another thread so that the loop goes on. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        async with self._in_time():
+            return await loop.run_in_executor(self._desk.beside, work)
+
+    def order(self, make: Callable[[int], Order], num_answers: int) -> None:
+        """Gives the engine its order; so many answers (or one set of vectors) are to come."""
+        self._num_left = self._num_answers = num_answers
+        self._job_id = self._desk.link.order(make, self._outbox)
+
+    async def next(self) -> Event | Vectors:
+        """The next thing that came. Raises `ServiceError` where an only answer failed, or came too late."""
+        while True:
+            async with self._in_time():
+                news = await self._outbox.take()
+            if isinstance(news, Began):
+                self._begun()
+                continue
+            if isinstance(news, Ended):
+                self._ended(news.result)
+            elif isinstance(news, Vectors):
+                self._num_left = 0
+            else:
+                self._drawn(news)
+            return news
+
+    def _in_time(self) -> "_InTime":
+        return _InTime(self.left_s, self._info.timeout_s)
+
+    def _note(self, name: str) -> None:
+        self._moments.setdefault(name, self._desk.clock() - self._arrived)
+
+    def _begun(self) -> None:
+        self._note("queued_s")
+        self._place.started()
+
+    def _drawn(self, delta: Delta) -> None:
+        self._num_drawn += len(delta.token_ids)
+        if "first_token_s" not in self._moments:
+            self._note("first_token_s")
+            self._span.add_event("first token")
+
+    def _ended(self, result: GenerationResult) -> None:
+        self._num_left -= 1
+        self._results.append(result)
+        if result.error is None:
+            return
+        if result.finish_reason == "abort" and self.left_s is not None and self.left_s < LAST_WORD_S:
+            raise _too_late(self._info.timeout_s)
+        if result.finish_reason == "error" and self._num_answers == 1:
+            field_name = result.error.field
+            if field_name:
+                raise ServiceError(Kind.INVALID, str(result.error), field=f"params.{field_name}")
+            raise ServiceError(Kind.INTERNAL, str(result.error))
+
+    def _leave(self, error: BaseException | None) -> None:
+        desk = self._desk
+        desk.visits.discard(self)
+        if self._job_id:
+            desk.link.cancel(self._job_id)
+        # A call that is left early has told of more tokens than its results hold, a beam search of none.
+        generated = max(self._num_drawn, sum(result.usage.generated_tokens for result in self._results))
+        if self._place is not None:
+            self._place.left()
+        if self._permit is not None:
+            self._permit.close(generated + max(0, self._prompt_tokens() - self._guessed))
+        self._span.__exit__(type(error) if error else None, error, None)
+        desk.observer(self._record(error, generated))
+
+    def _prompt_tokens(self) -> int:
+        return max((result.usage.prompt_tokens for result in self._results), default=0)
+
+    def _record(self, error: BaseException | None, generated: int) -> CallRecord:
+        info = self._info
+        return CallRecord(
+            method=info.method,
+            request_id=info.request_id,
+            key_id=self._caller.key_id,
+            peer=self._caller.peer,
+            model=info.model,
+            outcome=_outcome(error),
+            detail=str(error) if isinstance(error, ServiceError) else "",
+            finish_reasons=tuple(result.finish_reason for result in self._results),
+            prompt_tokens=self._prompt_tokens(),
+            cached_tokens=max((result.usage.cached_tokens for result in self._results), default=0),
+            generated_tokens=generated,
+            finished_s=self._desk.clock() - self._arrived,
+            prompt_text=self._prompt_text if self._desk.keep_prompts else "",
+            **self._moments,
+        )
+
+
+class _InTime:
+    """A context in which waiting past a call's time ends with `ServiceError` (TOO_LATE)."""
+
+    def __init__(self, left_s: float | None, timeout_s: float | None):
+        self._timeout, self._timeout_s = asyncio.timeout(left_s), timeout_s
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind, error, trace) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise _too_late(self._timeout_s) from None
+
+
+def _too_late(timeout_s: float | None) -> ServiceError:
+    return ServiceError(
+        Kind.TOO_LATE, f"timeout of {timeout_s:.3g} s passed before the answer was whole; allow more, or ask for less."
+    )
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "ok"
+    if isinstance(error, ServiceError):
+        return error.kind.value
+    return Kind.CANCELLED.value if isinstance(error, asyncio.CancelledError | GeneratorExit) else Kind.INTERNAL.value
