@@ -36,7 +36,14 @@ class ModelNotFoundError(MetraleError):
 
 
 class RequestError(MetraleError):
-    """A prompt or sampling parameter that cannot be served; other requests go on."""
+    """A prompt or sampling parameter that cannot be served; other requests go on.
+
+    `field` names the field of `SamplingParams` at fault, or "prompt"; "" where none is.
+    """
+
+    def __init__(self, message: str, field: str = ""):
+        super().__init__(message)
+        self.field = field
 
 
 class TextError(MetraleError):
