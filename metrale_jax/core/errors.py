@@ -20,7 +20,14 @@ def shown(value: Any, limit: int = MAX_SHOWN) -> str:
 
 
 class MetraleError(ValueError):
-    """Base of every error that a user's input can cause; the command line prints it on one line and exits 2."""
+    """Base of every error that a user's input can cause; the command line prints it on one line and exits 2.
+
+    `field` names what is at fault where that is known: a field of `SamplingParams`, or "prompt".
+    """
+
+    def __init__(self, message: str, field: str = ""):
+        super().__init__(message)
+        self.field = field
 
 
 class ConfigError(MetraleError):
@@ -36,14 +43,7 @@ class ModelNotFoundError(MetraleError):
 
 
 class RequestError(MetraleError):
-    """A prompt or sampling parameter that cannot be served; other requests go on.
-
-    `field` names the field of `SamplingParams` at fault, or "prompt"; "" where none is.
-    """
-
-    def __init__(self, message: str, field: str = ""):
-        super().__init__(message)
-        self.field = field
+    """A prompt or sampling parameter that cannot be served; other requests go on."""
 
 
 class TextError(MetraleError):

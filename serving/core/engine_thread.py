@@ -171,7 +171,7 @@ class EngineThread:
             busy = llm.step()
         except Exception as error:
             self._raised(llm, error, reports)
-            return True
+            return bool(self._jobs)
         self._num_raised = self._num_purges = 0
         return busy
 
@@ -195,16 +195,16 @@ class EngineThread:
             return
         job = self._embeds.popleft()
         try:
-            done = job.advance()
+            news = job.advance()
         except MetraleError as error:
-            done = Report(job.job_id, ServiceError(Kind.INVALID, str(error), field=error.field), last=True)
+            news = Report(job.job_id, ServiceError(Kind.INVALID, str(error), field=error.field), last=True)
         except FAILURES as error:
             LOG.error("an embedding failed", exc_info=error)
-            done = Report(job.job_id, ServiceError(Kind.INTERNAL, "the device could not run it; try again."), last=True)
-        if done is None:
+            news = Report(job.job_id, ServiceError(Kind.INTERNAL, "the device could not run it; try again."), last=True)
+        if news is not None:
+            reports.append(news)
+        if news is None or not news.last:
             self._embeds.append(job)
-        else:
-            reports.append(done)
 
 
 def _told(error: BaseException) -> str:

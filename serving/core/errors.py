@@ -25,5 +25,5 @@ class ServiceError(MetraleError):
     None where none can be named. The message is fit for the caller's eyes: no stack trace, nothing of other callers."""
 
     def __init__(self, kind: Kind, message: str, *, field: str = "", retry_after_s: float | None = None):
-        super().__init__(message)
-        self.kind, self.field, self.retry_after_s = kind, field, retry_after_s
+        super().__init__(message, field)
+        self.kind, self.retry_after_s = kind, retry_after_s

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from metrale_jax.answers import Prepared
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.sampling.params import SamplingParams
 from serving.core.calls import BranchCall, Caller, Prompt
 from serving.core.errors import Kind, ServiceError
 
 if TYPE_CHECKING:
+    from metrale_jax.answers import Prepared
     from metrale_jax.llm import LLM
 
 # No tokenizer makes fewer tokens of a text than one for so many characters, on the whole: a guess before it is run.
@@ -31,7 +31,9 @@ def prompt_tokens(llm: "LLM", prompt: Prompt, field: str = "prompt") -> Sequence
     """Token ids of a prompt. Raises `ServiceError` for one that has none."""
     given = [form for form in (prompt.text, prompt.token_ids, prompt.messages) if form is not None]
     if len(given) != 1:
-        raise ServiceError(Kind.INVALID, f"{field} has {len(given)} forms; give a text, token ids or a chat.", field=field)
+        raise ServiceError(
+            Kind.INVALID, f"{field} has {len(given)} forms; give a text, token ids or a chat.", field=field
+        )
     try:
         if prompt.messages is not None:
             return llm.chat_tokens(prompt.messages, **prompt.template)
@@ -42,7 +44,7 @@ def prompt_tokens(llm: "LLM", prompt: Prompt, field: str = "prompt") -> Sequence
     return prompt.token_ids
 
 
-def prepared(llm: "LLM", tokens: Sequence[int], params: SamplingParams, caller: Caller, place: str) -> Prepared:
+def prepared(llm: "LLM", tokens: Sequence[int], params: SamplingParams, caller: Caller, place: str) -> "Prepared":
     """What the engine takes of one request; its prefixes are the caller's own. `place` leads to its params."""
     with _told(place):
         return llm.prepare(tokens, replace(params, cache_salt=salted(caller, params.cache_salt)))
@@ -50,7 +52,7 @@ def prepared(llm: "LLM", tokens: Sequence[int], params: SamplingParams, caller: 
 
 def prepared_fork(
     llm: "LLM", prompt: Prompt, branches: Sequence[BranchCall], caller: Caller
-) -> tuple[tuple[Prepared, ...], int]:
+) -> "tuple[tuple[Prepared, ...], int]":
     """What the engine takes of the branches, and how many tokens they share."""
     shared = tuple(prompt_tokens(llm, prompt))
     made = []
@@ -64,7 +66,7 @@ def prepared_fork(
 
 def prepared_scores(
     llm: "LLM", prompt: Prompt, continuations: Sequence[Prompt], params: SamplingParams, caller: Caller
-) -> tuple[tuple[Prepared, ...], tuple[int, ...]]:
+) -> "tuple[tuple[Prepared, ...], tuple[int, ...]]":
     """What the engine takes of texts to be scored, and the number of tokens of each before those that count."""
     shared = tuple(prompt_tokens(llm, prompt))
     if not continuations:

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metrale_jax.answers import Answer
 from serving.core.events import Delta, Embedded, Ended
 from serving.core.orders import Began, EmbedOrder, Report, Vectors
 
 if TYPE_CHECKING:
+    from metrale_jax.answers import Answer
     from metrale_jax.llm import LLM
 
 
 class GenerateJob:
     """Answers under way. Choice i of answer a is event index `a` where there are several answers, else `i`."""
 
-    def __init__(self, job_id: int, answers: Sequence[Answer]):
+    def __init__(self, job_id: int, answers: "Sequence[Answer]"):
         self.job_id, self.answers = job_id, answers
         self._began = False
         self._unended = dict(enumerate(answers))
@@ -56,15 +56,16 @@ class EmbedJob:
 
     def __init__(self, order: EmbedOrder, llm: "LLM"):
         self.job_id = order.job_id
-        self._running = _embedded(order, llm)
+        self._running, self._began = _embedded(order, llm), False
 
     def advance(self) -> Report | None:
-        """One chunk; the report when all is done."""
+        """One chunk; that it began, or all of it when it is done."""
+        began, self._began = self._began, True
         try:
             next(self._running)
         except StopIteration as done:
             return Report(self.job_id, Vectors(tuple(done.value)), last=True)
-        return None
+        return None if began else Report(self.job_id, Began())
 
 
 def _embedded(order: EmbedOrder, llm: "LLM") -> Iterator[None]:

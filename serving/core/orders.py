@@ -3,10 +3,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from metrale_jax.answers import Prepared
 from serving.core.errors import ServiceError
 from serving.core.events import Embedded, Event
+
+if TYPE_CHECKING:
+    from metrale_jax.answers import Prepared
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class GenerateOrder:
     branches of a prompt of so many tokens, which runs once; else they have nothing to do with each other."""
 
     job_id: int
-    prepared: tuple[Prepared, ...]
+    prepared: "tuple[Prepared, ...]"
     shared_tokens: int = 0
 
 

@@ -38,9 +38,7 @@ class Watchdog:
     """A thread that calls `bark(reason)` once if `pulse` stays in a phase longer than `limits[phase]` seconds; phases
     without a limit may last."""
 
-    def __init__(
-        self, pulse: Pulse, limits: dict[str, float], bark: Callable[[str], None], look_every_s: float = 0.5
-    ):
+    def __init__(self, pulse: Pulse, limits: dict[str, float], bark: Callable[[str], None], look_every_s: float = 0.5):
         self._pulse, self._limits, self._bark, self._look_every_s = pulse, limits, bark, look_every_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

@@ -36,7 +36,7 @@ from serving.core.orders import EmbedOrder, GenerateOrder
 from serving.core.pulse import Watchdog
 from serving.core.records import Observer
 from serving.core.tracing import Tracing
-from serving.core.visit import Desk, Visit
+from serving.core.visit import Arrival, Desk, Visit
 
 if TYPE_CHECKING:
     from metrale_jax.llm import LLM
@@ -93,11 +93,12 @@ class Service(AbstractService):
             observer=parts.observer,
             tracing=parts.tracing,
             beside=self._beside,
-            keep_prompts=settings.keep_prompts,
             clock=parts.clock,
         )
         limits = {"step": settings.stuck_after_s, "compile": settings.compile_after_s}
-        self._watchdog = Watchdog(self.engine.pulse, {name: limit for name, limit in limits.items() if limit}, self._die)
+        self._watchdog = Watchdog(
+            self.engine.pulse, {name: limit for name, limit in limits.items() if limit}, self._die
+        )
 
     def start(self) -> None:
         """Begins to load; `lifecycle` tells how far it is."""
@@ -111,7 +112,9 @@ class Service(AbstractService):
         while self._desk.visits and self.parts.clock() < until:
             await asyncio.sleep(0.02)
         left = list(self._desk.visits)
-        error = ServiceError(Kind.UNAVAILABLE, "the server is shutting down; try again, or another one.", retry_after_s=1.0)
+        error = ServiceError(
+            Kind.UNAVAILABLE, "the server is shutting down; try again, or another one.", retry_after_s=1.0
+        )
         for visit in left:
             visit.fail(error)
         return len(left)
@@ -135,11 +138,17 @@ class Service(AbstractService):
         return len(self._desk.visits)
 
     def generate(self, call: GenerateCall, caller: Caller) -> AsyncIterator[Event]:
-        return self._events(call.info, caller, call.prompt, call.params.n, partial(self._generate_order, call, caller))
+        return self._events(
+            self._arrival(call.info, caller, _operation(call.prompt), call.prompt, params=call.params),
+            call.params.n,
+            partial(self._generate_order, call, caller),
+        )
 
     def fork(self, call: ForkCall, caller: Caller) -> AsyncIterator[Event]:
         num_branches = _counted("branches", call.branches)
-        return self._events(call.info, caller, call.prompt, num_branches, partial(self._fork_order, call, caller))
+        return self._events(
+            self._arrival(call.info, caller, "fork", call.prompt), num_branches, partial(self._fork_order, call, caller)
+        )
 
     async def score(self, call: ScoreCall, caller: Caller) -> Sequence[Scored]:
         if len(call.continuations) > MAX_TEXTS:
@@ -147,7 +156,7 @@ class Service(AbstractService):
         params = SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=call.num_top, cache_salt=call.cache_salt, ignore_eos=True
         )
-        with self._visit(call.info, caller, call.prompt) as visit:
+        with Visit(self._desk, self._arrival(call.info, caller, "score", call.prompt, *call.continuations)) as visit:
             made, skips = await visit.aside(
                 lambda: prepared_scores(
                     self._model(call.info), call.prompt, call.continuations, _in_time(params, visit), caller
@@ -163,7 +172,7 @@ class Service(AbstractService):
 
     async def embed(self, call: EmbedCall, caller: Caller) -> Sequence[Embedded]:
         _counted("inputs", call.inputs)
-        with self._visit(call.info, caller, *call.inputs) as visit:
+        with Visit(self._desk, self._arrival(call.info, caller, "embeddings", *call.inputs)) as visit:
             llm = self._model(call.info)
             tokens = await visit.aside(
                 lambda: tuple(
@@ -175,12 +184,13 @@ class Service(AbstractService):
             return (await visit.next()).embedded
 
     async def tokenize(self, call: TokenizeCall, caller: Caller) -> Sequence[int]:
-        with self._visit(call.info, caller, call.prompt) as visit:
+        with Visit(self._desk, self._arrival(call.info, caller, "tokenize", call.prompt, queues=False)) as visit:
             llm = self._model(call.info)
             return await visit.aside(lambda: prompt_tokens(llm, call.prompt))
 
     async def detokenize(self, call: DetokenizeCall, caller: Caller) -> str:
-        with self._visit(call.info, caller, Prompt(token_ids=call.token_ids)) as visit:
+        given = Prompt(token_ids=call.token_ids)
+        with Visit(self._desk, self._arrival(call.info, caller, "detokenize", given, queues=False)) as visit:
             llm = self._model(call.info)
             return await visit.aside(lambda: llm.text_of(call.token_ids, call.skip_special_tokens))
 
@@ -196,10 +206,10 @@ class Service(AbstractService):
         return spelling.decode("utf-8", "replace"), spelling
 
     async def _events(
-        self, info: CallInfo, caller: Caller, prompt: Prompt, num_answers: int, order: Callable[[Visit], Callable]
+        self, arrival: Arrival, num_answers: int, order: Callable[[Visit], Callable]
     ) -> AsyncIterator[Event]:
-        with self._visit(info, caller, prompt) as visit:
-            self._model(info)
+        with Visit(self._desk, arrival) as visit:
+            self._model(arrival.info)
             visit.order(await visit.aside(lambda: order(visit)), num_answers)
             while not visit.finished:
                 yield await visit.next()
@@ -214,12 +224,12 @@ class Service(AbstractService):
         made, shared = prepared_fork(self._model(call.info), call.prompt, branches, caller)
         return lambda job_id: GenerateOrder(job_id, made, shared)
 
-    def _visit(self, info: CallInfo, caller: Caller, *prompts: Prompt) -> Visit:
+    def _arrival(self, info: CallInfo, caller: Caller, operation: str, *prompts: Prompt, **more) -> Arrival:
         times = [limit for limit in (info.timeout_s, self.settings.max_timeout_s) if limit]
         timeout_s = min(times) if times else self.settings.timeout_s or None
         info = replace(info, timeout_s=timeout_s, model=info.model or self.settings.served_name)
         text = "\n".join(map(_shown, prompts)) if self.settings.keep_prompts else ""
-        return Visit(self._desk, info, caller, sum(map(guessed_tokens, prompts)), text)
+        return Arrival(info, caller, operation, sum(map(guessed_tokens, prompts)), prompt_text=text, **more)
 
     def _model(self, info: CallInfo) -> "LLM":
         name = self.settings.served_name
@@ -254,6 +264,10 @@ def _in_time(params: SamplingParams, visit: Visit) -> SamplingParams:
     if left_s is None or (params.deadline_s is not None and params.deadline_s < left_s):
         return params
     return replace(params, deadline_s=max(left_s, 1e-3))
+
+
+def _operation(prompt: Prompt) -> str:
+    return "text_completion" if prompt.messages is None else "chat"
 
 
 def _counted(name: str, texts: Sequence) -> int:

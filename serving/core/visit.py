@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from metrale_jax.results import GenerationResult
+from metrale_jax.sampling.params import SamplingParams
 from serving.core.calls import CallInfo, Caller
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta, Ended, Event
@@ -20,7 +21,7 @@ from serving.core.link import EngineLink
 from serving.core.orders import Began, Order, Vectors
 from serving.core.outbox import Outbox
 from serving.core.records import CallRecord, Observer
-from serving.core.tracing import Tracing
+from serving.core.tracing import Tracing, call_attributes, ended_attributes
 
 # What a call whose time is up may still get from the engine, which ends it too.
 LAST_WORD_S = 0.25
@@ -37,35 +38,49 @@ class Desk:
     observer: Observer
     tracing: Tracing
     beside: Executor
-    keep_prompts: bool = False
     clock: Callable[[], float] = time.monotonic
     visits: set["Visit"] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A call as it comes: an `operation` as traces name it, of about `guessed_tokens`. Only what `queues` runs on the
+    engine. `prompt_text` is for the record, where that keeps prompts."""
+
+    info: CallInfo
+    caller: Caller
+    operation: str
+    guessed_tokens: int
+    params: SamplingParams | None = None
+    prompt_text: str = ""
+    queues: bool = True
 
 
 class Visit:
     """A context: entering it admits the call or raises `ServiceError`; leaving it, however, gives back all it held."""
 
-    def __init__(self, desk: Desk, info: CallInfo, caller: Caller, guessed_tokens: int, prompt_text: str = ""):
-        self._desk, self._info, self._caller = desk, info, caller
-        self._guessed, self._prompt_text = guessed_tokens, prompt_text
+    def __init__(self, desk: Desk, arrival: Arrival):
+        self._desk, self._arrival = desk, arrival
+        self._info, self._caller, self._guessed = arrival.info, arrival.caller, arrival.guessed_tokens
         self._outbox, self._job_id, self._num_left = Outbox(), 0, 0
         self._permit = self._place = self._span = None
         self._arrived = desk.clock()
-        self._until = None if info.timeout_s is None else self._arrived + info.timeout_s
+        timeout_s = self._info.timeout_s
+        self._until = None if timeout_s is None else self._arrived + timeout_s
         self._moments: dict[str, float] = {}
         self._results: list[GenerationResult] = []
         self._num_answers = self._num_drawn = 0
 
     def __enter__(self) -> "Visit":
-        desk, info = self._desk, self._info
-        self._span = desk.tracing.span(
-            info.method, self._caller.trace, {"gen_ai.request.model": info.model, "metrale.request_id": info.request_id}
-        )
+        desk, info, arrival = self._desk, self._info, self._arrival
+        known = call_attributes(arrival.operation, info.model, arrival.params)
+        self._span = desk.tracing.span(f"{arrival.operation} {info.model}", self._caller.trace, known)
         self._span.__enter__()
         try:
             desk.lifecycle.refuse_unless_serving()
             self._permit = desk.meter.admit(self._caller.key_id, self._guessed)
-            self._place = desk.gate.enter(self._guessed, info.timeout_s)
+            if arrival.queues:
+                self._place = desk.gate.enter(self._guessed, info.timeout_s)
         except ServiceError as error:
             self._leave(error)
             raise
@@ -131,7 +146,7 @@ class Visit:
         self._num_drawn += len(delta.token_ids)
         if "first_token_s" not in self._moments:
             self._note("first_token_s")
-            self._span.add_event("first token")
+            self._span.first_token()
 
     def _ended(self, result: GenerationResult) -> None:
         self._num_left -= 1
@@ -157,8 +172,10 @@ class Visit:
             self._place.left()
         if self._permit is not None:
             self._permit.close(generated + max(0, self._prompt_tokens() - self._guessed))
+        record = self._record(error, generated)
+        self._span.set(ended_attributes(record))
         self._span.__exit__(type(error) if error else None, error, None)
-        desk.observer(self._record(error, generated))
+        desk.observer(record)
 
     def _prompt_tokens(self) -> int:
         return max((result.usage.prompt_tokens for result in self._results), default=0)
@@ -173,12 +190,13 @@ class Visit:
             model=info.model,
             outcome=_outcome(error),
             detail=str(error) if isinstance(error, ServiceError) else "",
+            field=error.field if isinstance(error, ServiceError) else "",
             finish_reasons=tuple(result.finish_reason for result in self._results),
             prompt_tokens=self._prompt_tokens(),
             cached_tokens=max((result.usage.cached_tokens for result in self._results), default=0),
             generated_tokens=generated,
             finished_s=self._desk.clock() - self._arrived,
-            prompt_text=self._prompt_text if self._desk.keep_prompts else "",
+            prompt_text=self._arrival.prompt_text,
             **self._moments,
         )
 
