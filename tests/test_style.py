@@ -70,7 +70,7 @@ EXCUSED_MODULES = {
     "metrale_jax/engine/loop.py": "launching, failing, reading and ending of steps share one queue of unread results",
 }
 # What strangers hang on the engine may raise anything; it is logged and counted.
-BROAD_PLACES = {"metrale_jax/engine/hooks.py"}
+BROAD_PLACES = {"metrale_jax/engine/hooks.py", "serving/core/engine_thread.py"}
 EXCUSED_FUNCTIONS: dict[str, str] = {}
 # `outline` makes functions inside a step; nothing is dispatched there.
 JIT_PLACES = {"metrale_jax/steps/build.py", "metrale_jax/checkpoint/place.py", "metrale_jax/models/outline.py"}

@@ -16,7 +16,7 @@ def model_card(llm: "LLM", name: str) -> ModelCard:
     return ModelCard(
         id=name,
         architecture=config.family,
-        dtype=llm.loaded.steps.model.dtype_name,
+        dtype=llm.loaded.dtype,
         vocab_size=config.vocab_size,
         max_context_tokens=config.max_context_tokens,
         max_sequences=llm.config.max_sequences,

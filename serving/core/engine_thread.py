@@ -81,8 +81,6 @@ class EngineThread:
             self.pulse.enter("ended")
             LOG.exception("the engine thread ends")
             self._on_death(_told(error))
-            if not isinstance(error, Exception):
-                raise
         else:
             self.pulse.enter("ended")
 

@@ -83,7 +83,7 @@ def prepared_scores(
 
 def salted(caller: Caller, own: str) -> str:
     """The salt under which prefixes are cached: nobody else's can be the same."""
-    return f"{len(caller.salt)}:{caller.salt}{own}" if caller.salt else own
+    return f"{len(caller.salt)}:{caller.salt}{own}" if caller.salt or own else ""
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from metrale_jax.sampling.params import SamplingParams
 from serving.core.api import AbstractService
 from serving.core.calls import (
-    CallInfo,
     Caller,
+    CallInfo,
     DetokenizeCall,
     EmbedCall,
     ForkCall,

@@ -11,7 +11,7 @@ from typing import Any
 
 from metrale_jax.results import GenerationResult
 from metrale_jax.sampling.params import SamplingParams
-from serving.core.calls import CallInfo, Caller
+from serving.core.calls import Caller, CallInfo
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta, Ended, Event
 from serving.core.gate import Gate
@@ -146,7 +146,7 @@ class Visit:
         self._num_drawn += len(delta.token_ids)
         if "first_token_s" not in self._moments:
             self._note("first_token_s")
-            self._span.first_token()
+            self._span.add_event("first_token")
 
     def _ended(self, result: GenerationResult) -> None:
         self._num_left -= 1

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from metrale_jax.core.errors import RequestError
-from metrale_jax.results import GenerationResult, RequestMetrics, Usage
+from metrale_jax.results import GenerationResult, RequestMetrics, TokenLogprob, Usage
 from metrale_jax.sampling.params import SamplingParams
 
 
@@ -19,6 +19,7 @@ class FakeAnswer:
         self.prompt, self.params = tuple(prompt), params
         self.drawn, self.told, self.reason = 0, 0, ""
         self.began = False
+        self.error = None
 
     @property
     def finished(self):
@@ -40,7 +41,21 @@ class FakeAnswer:
     def result(self):
         tokens = tuple(range(self.drawn))
         usage = Usage(len(self.prompt), 0, len(tokens))
-        return GenerationResult(spelt(tokens), tokens, (), self.reason, usage, RequestMetrics(0, 0, 0, 0), 0)
+        scores = ()
+        if self.params.prompt_logprobs is not None:
+            scores = tuple(TokenLogprob(token, -float(token), ()) for token in self.prompt[1:])
+        return GenerationResult(
+            spelt(tokens),
+            tokens,
+            (),
+            self.reason,
+            usage,
+            RequestMetrics(0, 0, 0, 0),
+            seed=0,
+            error=self.error,
+            prompt_token_ids=self.prompt,
+            prompt_logprobs=scores,
+        )
 
 
 def spelt(tokens):
@@ -48,15 +63,23 @@ def spelt(tokens):
 
 
 class FakeLLM:
-    """`on_step()` is called in each step and may raise or wait."""
+    """`on_step()` is called in each step, `on_prepare()` in each preparation; they may raise or wait."""
 
-    def __init__(self, on_step: Callable[[], None] = lambda: None):
-        self.on_step = on_step
+    def __init__(self, on_step: Callable[[], None] = lambda: None, on_prepare: Callable[[], None] = lambda: None):
+        self.on_step, self.on_prepare = on_step, on_prepare
         self.running: list[FakeAnswer] = []
         self.cancelled: list[FakeAnswer] = []
         self.forks: list[tuple[int, int]] = []
         self.num_warmed = self.num_spilled = self.num_steps = 0
-        self.loaded = SimpleNamespace(steps=SimpleNamespace(on_compile=lambda name: nullcontext()))
+        self.config = SimpleNamespace(max_sequences=4)
+        self.identity = "fake"
+        self.loaded = SimpleNamespace(
+            steps=SimpleNamespace(on_compile=lambda name: nullcontext()),
+            config=SimpleNamespace(family="fake", vocab_size=100, max_context_tokens=64, hidden_size=2),
+            dtype="float32",
+            tokenizer=None,
+            eos_token_ids=(0,),
+        )
 
     def warm_up(self):
         self.num_warmed += 1
@@ -65,7 +88,22 @@ class FakeLLM:
         self.num_spilled += 1
 
     def prepare(self, prompt, params: SamplingParams):
+        self.on_prepare()
         return SimpleNamespace(prompt=prompt, params=params)
+
+    def text_tokens(self, text, add_special_tokens):
+        return [ord(one) % 100 for one in text]
+
+    def chat_tokens(self, messages, **template):
+        return self.text_tokens("".join(one["content"] for one in messages), True)
+
+    def text_of(self, token_ids, skip_special_tokens):
+        return spelt(token_ids)
+
+    def checked_tokens(self, token_ids):
+        if not token_ids:
+            raise RequestError("prompt of 0 tokens is empty; give at least one token.", field="prompt")
+        return tuple(token_ids)
 
     def submit_prepared(self, prepared):
         if not prepared.prompt:
