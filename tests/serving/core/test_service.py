@@ -32,13 +32,13 @@ from serving.core.service import Parts, Service, ServiceSettings
 from serving.core.tracing import Tracing
 from tests.serving.core.fake_llm import FakeLLM
 
-ANYBODY = Caller()
+ANYBODY, NO_LIMITS = Caller(), KeyLimits()
 
 
 class World:
     """A service over a fake model, and what it told."""
 
-    def __init__(self, llm, limits=KeyLimits(), gate=(0, 0), **settings):
+    def __init__(self, llm, limits=NO_LIMITS, gate=(0, 0), **settings):
         self.llm, self.records = llm, []
         self.lifecycle = Lifecycle()
         keys = KeyRing.anonymous(limits)
