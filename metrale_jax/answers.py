@@ -1,25 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Answer`: one prompt's requests in the engine and the text that comes of them."""
 
-import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from metrale_jax.core.errors import MetraleError, RequestError, shown
-from metrale_jax.engine.admission import NO_SEQUENCES, Ask
+from metrale_jax.engine.admission import NO_SEQUENCES, Admitted
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.request import Request, RequestMetrics
-from metrale_jax.results import GenerationResult, StreamPiece, Usage
-from metrale_jax.rules import Rules
-from metrale_jax.sampling.params import SamplingParams, seed_bits
+from metrale_jax.prepared import Prepared, fresh_seed
+from metrale_jax.results import GenerationResult, NewPiece, StreamPiece, Usage
+from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.text.answer import AnswerText
 from metrale_jax.text.tokenizer import Tokenizer
-
-
-def fresh_seed(params: SamplingParams) -> int:
-    """The request's own seed, or one drawn now."""
-    return secrets.randbits(32) if params.seed is None else params.seed
 
 
 def checked_prompts(prompts) -> list:
@@ -27,13 +21,17 @@ def checked_prompts(prompts) -> list:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, NO_SEQUENCES) or not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts={shown(prompts)} is no text, list of token ids or list of these; give one.")
+        raise RequestError(
+            f"prompts={shown(prompts)} is no text, list of token ids or list of these; give one.", "prompt"
+        )
     listed = list(prompts)
     if listed and not any(hasattr(item, "__len__") for item in listed):
         return [listed]
     for item in listed:
         if not hasattr(item, "__len__"):
-            raise RequestError(f"prompt {shown(item)} is neither a text nor a list of token ids; give one of these.")
+            raise RequestError(
+                f"prompt {shown(item)} is neither a text nor a list of token ids; give one of these.", "prompt"
+            )
     return listed
 
 
@@ -51,29 +49,38 @@ def params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: 
 class Answer:
     """The `params.n` answers to one prompt, their text cut at stop strings."""
 
-    def __init__(self, params: SamplingParams, seed: int, tokenizer: Tokenizer | None):
+    def __init__(self, params: SamplingParams, seed: int):
         self.params, self.seed = params, seed
-        self._tokenizer = tokenizer
-        self._texts = [_Text(tokenizer, params) if tokenizer else None for _ in range(params.n)]
+        self._tokenizer: Tokenizer | None = None
+        self._texts: list[_Text | None] = []
         self._requests: list[Request] = []
+        self._taken: list[int] = []
+        self._told: list[bool] = []
         self._error: MetraleError | None = None
-        self._echoed = not params.echo
-        self.num_taken = 0
 
-    def submit(self, engine: Engine, prompt: Sequence[int], eos_token_ids: tuple[int, ...], rules: Rules) -> None:
-        """Queues the requests; all or none."""
-        self._requests = engine.submit(
-            Ask(
-                prompt=prompt,
-                params=self.params,
-                seeds=[seed_bits(self.seed, sample) for sample in range(self.params.n)],
-                eos_token_ids=eos_token_ids,
-                # Without stop strings nothing in the text ends an answer, and it can wait until somebody asks for it.
-                watches=[text.watch if text and self.params.stop else None for text in self._texts],
-                bad_words=rules.bad_words,
-                structure=rules.structure,
-            )
-        )
+    @classmethod
+    def of(cls, prepared: Prepared) -> Self:
+        """The answer to come of it, once it is queued."""
+        answer, params, tokenizer = cls(prepared.params, prepared.seed), prepared.params, prepared.tokenizer
+        answer._tokenizer = tokenizer
+        answer._texts = [
+            _Text(AnswerText(tokenizer, params, prepared.stops)) if tokenizer else None for _ in range(params.n)
+        ]
+        return answer
+
+    @classmethod
+    def refused(cls, params: SamplingParams, error: MetraleError) -> Self:
+        """An answer that ended before it began."""
+        answer = cls(params, fresh_seed(params))
+        answer._error = error
+        return answer
+
+    def submit(self, engine: Engine, admitted: Admitted) -> None:
+        """Queues the requests of what it was prepared for."""
+        # Without stop strings nothing in the text ends an answer, and it can wait until somebody asks for it.
+        watches = [text.watch if text and self.params.stop else None for text in self._texts]
+        self._requests = engine.enqueue(admitted, watches)
+        self._taken, self._told = [0] * self.params.n, [False] * self.params.n
 
     @property
     def only(self) -> Request:
@@ -81,10 +88,6 @@ class Answer:
         if len(self._requests) != 1:
             raise self._error or RequestError(f"{len(self._requests)} answers are not one; ask for n=1.")
         return self._requests[0]
-
-    def refuse(self, error: MetraleError) -> None:
-        """Ends the answer before it began."""
-        self._error = error
 
     def cancel(self, engine: Engine) -> None:
         """Gives back whatever still runs."""
@@ -106,16 +109,47 @@ class Answer:
         """Tokens so far."""
         return sum(len(request.output) for request in self._requests)
 
+    @property
+    def num_taken(self) -> int:
+        """Tokens of the first answer that were taken so far."""
+        return self._taken[0]
+
     def take(self) -> tuple[str, tuple[int, ...]]:
         """Text and token ids of the first answer that are new since the last call."""
-        request, text = self._requests[0], self._texts[0]
-        tokens = tuple(request.output[self.num_taken :])
-        self.num_taken = len(request.output)
-        if text is None:
-            return "", tokens
-        text.follow(request.output, request.finished)
-        echo, self._echoed = "" if self._echoed else self._prompt_text(), True
-        return echo + text.take(), tokens
+        request = self._requests[0]
+        tokens, text, _ = self._new(0, request.output, request.finished)
+        return text, tokens
+
+    def new_pieces(self) -> list[NewPiece]:
+        """What is new of each of the n answers since the last call, of those that have anything new; the end of one is
+        told once. A beam search has nothing new before it ends, and an answer that was refused never has."""
+        if self.params.beam_width:
+            return self._found_pieces()
+        pieces = []
+        for index, request in enumerate(self._requests):
+            if len(request.output) > self._taken[index] or (request.finished and not self._told[index]):
+                finished = self._told[index] = request.finished
+                tokens, text, logprobs = self._new(index, request.output, finished)
+                pieces.append(NewPiece(index, text, tokens, logprobs, finished))
+        return pieces
+
+    def _new(self, index: int, output: Sequence[int], finished: bool) -> tuple[tuple[int, ...], str, tuple]:
+        start, text = self._taken[index], self._texts[index]
+        self._taken[index] = len(output)
+        new = ""
+        if text is not None:
+            text.follow(output, finished)
+            new = (self._prompt_text() if self.params.echo and text.begins() else "") + text.take()
+        logprobs = () if self.params.beam_width else tuple(self._requests[index].logprobs[start:])
+        return tuple(output[start:]), new, logprobs
+
+    def _found_pieces(self) -> list[NewPiece]:
+        if self._told[:1] != [False] or not self._requests[0].finished:
+            return []
+        self._told[0] = True
+        found = [(index, item.tokens) for index, item in enumerate(self._requests[0].hypotheses)]
+        news = [(index, *self._new(index, tokens, True)) for index, tokens in found or [(0, self._requests[0].output)]]
+        return [NewPiece(index, text, tokens, logprobs, True) for index, tokens, text, logprobs in news]
 
     def result(self) -> GenerationResult:
         """The finished answer. Call once all is `finished`."""
@@ -192,9 +226,15 @@ class AnswerStream(Iterator[StreamPiece]):
 class _Text:
     """An answer's text, from tokens as they stand or, where nothing in it can end the answer, when asked for."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams):
-        self._answer = AnswerText(tokenizer, params)
+    def __init__(self, answer: AnswerText):
+        self._answer = answer
         self._num_pushed = 0
+        self._begun = False
+
+    def begins(self) -> bool:
+        """Whether nobody has asked this before."""
+        begins, self._begun = not self._begun, True
+        return begins
 
     def watch(self, tokens: list[int]) -> bool:
         """Takes tokens that stand; whether they complete a stop string."""

@@ -36,7 +36,8 @@ def chunked(
     length = len(token_ids)
     if length > config.max_context_tokens:
         raise RequestError(
-            f"sequence of {length} tokens is above the context of {config.max_context_tokens}; cut it into parts."
+            f"sequence of {length} tokens is above the context of {config.max_context_tokens}; cut it into parts.",
+            "prompt",
         )
     # Table and pool in powers of two keep the number of shapes small.
     width = next_power_of_two(ceil_div(length, layout.block_size))

@@ -4,8 +4,7 @@
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,19 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from metrale_jax.answers import Answer, AnswerStream, checked_prompts, fresh_seed, only_request, params_for
-from metrale_jax.aot.archive import Archive, purpose_of
+from metrale_jax.answers import Answer, AnswerStream, checked_prompts, only_request, params_for
 from metrale_jax.core.config import rope_regime
-from metrale_jax.core.errors import MetraleError, RequestError, TextError
-from metrale_jax.devices import device_kind, devices_for
+from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.devices import devices_for
 from metrale_jax.engine.admission import checked_tokens
-from metrale_jax.engine.buckets import make_shape_plan
 from metrale_jax.engine.hooks import Hook, ignore, in_turn
 from metrale_jax.engine.make import make_engine
 from metrale_jax.engine.moves import spill_kept
-from metrale_jax.engine.settings import EngineConfig
 from metrale_jax.engine.stats import EngineStats
-from metrale_jax.engine.warmup import all_programs, compile_programs, first_programs, program_kinds
 from metrale_jax.evaluation import chunked_logits, token_nlls
 from metrale_jax.llm_config import (
     checked_limits,
@@ -37,18 +32,15 @@ from metrale_jax.llm_config import (
     run_options,
     warn_of_a_cold_cache,
 )
-from metrale_jax.process_memory import release_freed_memory
-from metrale_jax.progress import TerminalProgress, compiling, silent
+from metrale_jax.prepared import Prepared, Preparer, Prompt
+from metrale_jax.programs import Programs
+from metrale_jax.progress import TerminalProgress, silent
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
-from metrale_jax.rules import RuleCompiler
 from metrale_jax.runtime import LoadedModel, load_model, profiled, use_compile_cache
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.saved_answers import carry_on, fingerprint, load_saved, save_request
-from metrale_jax.steps.build import Steps
 from metrale_jax.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
 
 
 class LLM:
@@ -76,26 +68,25 @@ class LLM:
         self._progress = TerminalProgress() if progress else silent
         if self.config.compile_cache is not None:
             use_compile_cache(Path(self.config.compile_cache))
-        self._archive = Archive(path_of(self.config.executables)) if self.config.executables else None
+        self._programs = Programs(self.config, lambda *stage: self._progress(*stage))
         self.loaded: LoadedModel = load_model(
             str(model),
             run_options(self.config),
             path_of(self.config.cache_dir),
             devices_for(device, self.config.tensor_parallel),
             self._progress,
-            self._compile_first,
+            self._programs.compile_first,
         )
         steps = self.loaded.steps
         warn_of_a_cold_cache(self.config, steps.model.layout)
-        self._stepping = 0
-        steps.on_compile = self._compiling
+        steps.on_compile = self._programs.compiling
         tier = lower_tier(self.config, steps.model.layout, lambda: self._identity)
-        settings = self._engine_config(steps)
+        settings = engine_config(self.config, steps.model)
         places = {"tier": tier, "swap_directory": path_of(self.config.swap_dir)}
         self.engine = make_engine(steps, self.loaded.params, settings, on_finish=on_finish, **places)
         self._lock = RLock()
         self._forgotten: deque[Answer] = deque()
-        self._rules = RuleCompiler(lambda: self.tokenizer, self.loaded.config.vocab_size, self.loaded.eos_token_ids)
+        self._preparer = Preparer(lambda: self.tokenizer, self.loaded.eos_token_ids, self.engine.limits)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -139,7 +130,12 @@ class LLM:
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **template) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the assistant to go on."""
         text = self.tokenizer.apply_chat_template(messages, **template)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenize(text, add_special_tokens=False)
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt's text, framed as the model wants it or not. Raises `RequestError`, at once where the
+        length shows it, for one that does not fit; waits for nobody."""
+        return self._preparer.tokens(text, add_special_tokens)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AnswerStream:
         """Pieces of the answer's text as they are decided; the last carries the result. Closing the stream cancels the
@@ -151,17 +147,30 @@ class LLM:
         if one.n != 1 or one.beam_width:
             raise RequestError(
                 f"n={one.n} answers with beam_width={one.beam_width} cannot share one stream; ask for one that is "
-                "drawn, or use generate."
+                "drawn, or use generate.",
+                "beam_width" if one.beam_width else "n",
             )
-        answer = self._submitted(prompt, one, alone=True)
+        answer = self.submit(prompt, one)
         return AnswerStream(
             self._pieces(answer), lambda: self._cancel([answer]), lambda: self._forgotten.append(answer)
         )
 
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Prepared:
+        """The request, checked and ready to be queued: what takes time is done. Any thread may call this, and it waits
+        for no step. Raises `RequestError` for what can never be served."""
+        [one] = params_for(params, 1)
+        return self._preparer.prepared(prompt, one)
+
+    def submit_prepared(self, prepared: Prepared) -> Answer:
+        """The answer to come, as `submit`; there is nothing left to do but to queue it."""
+        answer = Answer.of(prepared)
+        with self._lock:
+            answer.submit(self.engine, prepared.admitted)
+        return answer
+
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
         """The answer to come: `step` until it is `finished`, then ask its `result`. Raises `RequestError` at once."""
-        [one] = params_for(params, 1)
-        return self._submitted(prompt, one, alone=True)
+        return self.submit_prepared(self.prepare(prompt, params))
 
     def save_answer(self, answer: Answer, path: str | Path) -> int:
         """Bytes of the file at `path` with which `load_answer` of another process, on the same model, goes on from
@@ -179,7 +188,7 @@ class LLM:
         from now. Raises `ConfigError` for a file of another model, or one that is damaged."""
         saved = load_saved(path_of(path or ""), self.engine, self._identity, partial(rope_regime, self.loaded.config))
         with self._lock:
-            answer = self._submitted(saved.prompt, replace(saved.params, seed=saved.seed), alone=True)
+            answer = self.submit(saved.prompt, replace(saved.params, seed=saved.seed))
             carry_on(self.engine, answer.only, saved)
         return answer
 
@@ -212,55 +221,25 @@ class LLM:
         """`exp` of the mean negative log-likelihood of every token after the first."""
         tokens = checked_tokens(self._token_ids(text), self.loaded.config.vocab_size)
         if len(tokens) < 2:
-            raise RequestError(f"text of {len(tokens)} token has nothing to predict; give at least two tokens.")
+            raise RequestError(
+                f"text of {len(tokens)} token has nothing to predict; give at least two tokens.", "prompt"
+            )
         return float(np.exp(token_nlls(self.loaded.steps, self.loaded.params, tokens).mean()))
 
     def warm_up(self) -> int:
         """Compiles all that a load can need but for beams, swaps and saved answers; returns how many programs it is."""
-        loaded = self.loaded
-        kinds = program_kinds(loaded.model.layout)
-        wanted = all_programs(self.engine.shapes, loaded.config.vocab_size, *kinds)
-        promised = compile_programs(loaded.steps, loaded.params, self._engine_config(loaded.steps), wanted)
-        self._awaited(promised, len(wanted))
-        return loaded.steps.num_compiles
-
-    def _engine_config(self, steps: Steps) -> EngineConfig:
-        return engine_config(self.config, steps.model)
-
-    def _compile_first(self, steps: Steps, shapes) -> None:
-        """Returns when a first token can be drawn; what goes on from there may still be compiling."""
-        config = self._engine_config(steps)
-        if self._archive is not None:
-            devices = steps.home.devices
-            self._archive.check(purpose_of(steps, shapes, config, device_kind(devices[0])))
-            steps.ready = self._archive.loader(devices)
-        plan = make_shape_plan(config, len(steps.model.config.eos_token_ids))
-        *first, _ = compile_programs(steps, shapes, config, first_programs(plan))
-        self._awaited(first, len(first))
-
-    def _awaited(self, promised: Sequence[Future], total: int) -> None:
-        for count, program in enumerate(promised, start=1):
-            program.result()
-            self._progress("compile", count, total)
+        return self._programs.compile_all(self.loaded, self.engine.shapes)
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _submitted(self, prompt: Prompt, params: SamplingParams, alone: bool) -> Answer:
-        answer = Answer(params, fresh_seed(params), self.loaded.tokenizer)
         try:
-            if params.stop and self.loaded.tokenizer is None:
-                raise TextError(f"stop={params.stop!r} needs a tokenizer, and the model has none; use stop_token_ids.")
-            if params.echo and self.loaded.tokenizer is None:
-                raise TextError("echo=True needs a tokenizer, and the model has none; join the token ids instead.")
-            rules, tokens = self._rules.rules(params), self._token_ids(prompt)
-            with self._lock:
-                answer.submit(self.engine, tokens, self.loaded.eos_token_ids, rules)
+            return self.submit_prepared(self.prepare(prompt, params))
         except MetraleError as error:
             if alone:
                 raise
-            answer.refuse(error)
-        return answer
+            return Answer.refused(params, error)
 
     def _advance(self, answers: Sequence[Answer]) -> bool:
         with self._lock:
@@ -270,17 +249,10 @@ class LLM:
             return True
 
     def _step(self) -> bool:
-        self._stepping = get_ident()
+        self._programs.stepping = get_ident()
         while self._forgotten:
             self._forgotten.popleft().cancel(self.engine)
         return self.engine.step()
-
-    @contextmanager
-    def _compiling(self, name: str) -> Iterator[None]:
-        # Shown where a step waits for it. What is compiled beside the steps would draw over an answer that streams.
-        with compiling(self._progress, name) if get_ident() == self._stepping else nullcontext():
-            yield
-        release_freed_memory()  # a compiler leaves some hundred MiB behind
 
     def _cancel(self, answers: Iterable[Answer]) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.engine.request import RequestMetrics, TokenLogprob
 
-__all__ = ["GenerationResult", "RequestMetrics", "StreamPiece", "TokenLogprob", "Usage"]
+__all__ = ["GenerationResult", "NewPiece", "RequestMetrics", "StreamPiece", "TokenLogprob", "Usage"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,19 @@ class GenerationResult:
     def choices(self) -> tuple["GenerationResult", ...]:
         """All n answers, this one first."""
         return (self, *self.others)
+
+
+@dataclass(frozen=True)
+class NewPiece:
+    """What is new of answer `index` of one prompt: text that stands, tokens, and their log-probabilities where those
+    were asked for. Text may lag behind its tokens, so one may come without the other. Of a `finished` answer nothing
+    comes any more."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finished: bool
 
 
 class StreamPiece(str):

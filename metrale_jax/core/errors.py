@@ -43,7 +43,14 @@ class ModelNotFoundError(MetraleError):
 
 
 class RequestError(MetraleError):
-    """A prompt or sampling parameter that cannot be served; other requests go on."""
+    """A prompt or sampling parameter that cannot be served; other requests go on.
+
+    `field` is the one of `SamplingParams` at fault, "prompt" or "messages"; empty where it is none of these.
+    """
+
+    def __init__(self, message: str, field: str = ""):
+        super().__init__(message)
+        self.field = field
 
 
 class TextError(MetraleError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine import moves
-from metrale_jax.engine.admission import Ask, Limits, checked_request
+from metrale_jax.engine.admission import Admitted, Ask, Limits, Watch, admitted
 from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.device import FAILURES, Device
@@ -27,7 +27,7 @@ from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.reader import not_finite, read_prompt_scores, read_tokens
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.roster import Chunk, Roster
-from metrale_jax.engine.search import Search, check_search, search_rows
+from metrale_jax.engine.search import Search, search_rows
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.engine.stats import Counters, EngineStats
 from metrale_jax.engine.waiting import WaitingQueue, rank_of
@@ -83,28 +83,30 @@ class Engine:
         self._num_resets = 0
         self._num_submitted = 0
 
-    def submit(self, ask: Ask) -> list[Request]:
-        """The `ask.params.n` requests for a prompt, queued; the first runs it, the others fork from it where it ends.
+    def submit(self, ask: Ask, watches: Sequence[Watch | None] = ()) -> list[Request]:
+        """As `enqueue`. Raises `RequestError` for a prompt or parameters that can never be served."""
+        return self.enqueue(admitted(ask, self.limits), watches)
 
-        A beam search is one request, with its answers in `hypotheses`. Raises `RequestError` for a prompt or parameters
-        that can never be served.
+    def enqueue(self, admitted: Admitted, watches: Sequence[Watch | None] = ()) -> list[Request]:
+        """The `params.n` requests for a prompt, queued; the first runs it, the others fork from it where it ends.
+
+        `watches[i]` sees what answer i gets. A beam search is one request, with its answers in `hypotheses`.
         """
-        width = ask.params.beam_width
+        params = admitted.ask.params
         now, first = self.clock(), self._num_submitted + 1
+        watches = watches or (None,) * params.n
         requests = [
-            checked_request(first + sample, ask, sample, self.limits, now)
-            for sample in range(1 if width else ask.params.n)
+            admitted.request(first + sample, sample, now, watches[sample])
+            for sample in range(1 if params.beam_width else params.n)
         ]
-        if width:
-            check_search(requests[0], self.limits)
-        self._num_submitted += max(width, len(requests))
+        self._num_submitted += max(params.beam_width, len(requests))
         for request in requests:
-            request.rank = rank_of(request.request_id, ask.params.priority)
-            if ask.params.deadline_s is not None:
-                request.deadline = request.queued_at + ask.params.deadline_s
+            request.rank = rank_of(request.request_id, params.priority)
+            if params.deadline_s is not None:
+                request.deadline = request.queued_at + params.deadline_s
                 heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
-        if width:
-            Search(requests[0], width)
+        if params.beam_width:
+            Search(requests[0], params.beam_width)
         else:
             requests[0].followers = requests[1:]
         self.roster.waiting.push(requests[0])
@@ -201,7 +203,8 @@ class Engine:
             if not request.finished:
                 request.error = RequestError(
                     f"deadline of {request.params.deadline_s} s passed after {len(request.output)} tokens; allow more "
-                    "time, or ask for fewer tokens."
+                    "time, or ask for fewer tokens.",
+                    "deadline_s",
                 )
                 self._finish(request, "abort")
 

@@ -10,11 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from metrale_jax.core.errors import RequestError
-from metrale_jax.engine.admission import Limits
 from metrale_jax.engine.beam import BeamSearch, Hypothesis
 from metrale_jax.engine.request import Request
-from pallas_kernels.shapes import ceil_div
 
 
 class Search:
@@ -95,37 +92,6 @@ class Search:
 
 def _beam_row(leader: Request, request_id: int) -> Request:
     return replace(leader, request_id=request_id, output=[], logprobs=[], prompt_logprobs=[], followers=[])
-
-
-def check_search(leader: Request, limits: Limits) -> None:
-    """Nothing. Raises `RequestError` for a search that the engine cannot hold or that asks for what it does not do."""
-    params = leader.params
-    if params.beam_width > limits.max_sequences:
-        raise RequestError(
-            f"beam_width={params.beam_width} is above the {limits.max_sequences} sequences that run at once; use fewer "
-            "beams, or raise max_sequences."
-        )
-    if leader.constraint is not None or params.stop:
-        raise RequestError(
-            f"beam_width={params.beam_width} with stop strings, bad words of several tokens or structured output is "
-            "not searched; leave them out, or sample."
-        )
-    if params.logprobs is not None:
-        raise RequestError(
-            f"logprobs={params.logprobs} with beam_width={params.beam_width} is not given; read the results' score."
-        )
-    if len(leader.prompt) <= limits.recompute_len < len(leader.prompt) + leader.max_tokens:
-        raise RequestError(
-            f"beams from {len(leader.prompt)} to {len(leader.prompt) + leader.max_tokens} tokens pass "
-            f"{limits.recompute_len}, where this model's past is run again; ask for fewer tokens, or sample."
-        )
-    shared = len(leader.prompt) // limits.block_size
-    own = ceil_div(len(leader.prompt) + leader.max_tokens, limits.block_size) - shared + 2
-    if shared + params.beam_width * own > limits.usable_blocks:
-        raise RequestError(
-            f"{params.beam_width} beams of up to {leader.max_tokens} tokens need {shared + params.beam_width * own} KV "
-            f"blocks, the cache has {limits.usable_blocks}; use fewer beams or tokens, or raise kv_cache_bytes."
-        )
 
 
 def search_rows(drawing: Sequence[tuple[int, Request]]) -> list[tuple["Search", list[tuple[int, Request]]]]:

@@ -19,7 +19,7 @@ def number(low: float, high: float, remedy: str, open_low: bool = False) -> Chec
 
     def check(name: str, value: Any) -> None:
         if not _is_finite(value) or value < low or value > high or (open_low and value == low):
-            raise RequestError(f"{name}={shown(value)} is not {wanted}; {remedy}.")
+            raise RequestError(f"{name}={shown(value)} is not {wanted}; {remedy}.", name)
 
     return check
 
@@ -30,7 +30,7 @@ def integer(low: int, high: float, remedy: str) -> Check:
 
     def check(name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < low or value > most:
-            raise RequestError(f"{name}={shown(value)} is not an integer {_range(low, most, False)}; {remedy}.")
+            raise RequestError(f"{name}={shown(value)} is not an integer {_range(low, most, False)}; {remedy}.", name)
 
     return check
 
@@ -41,7 +41,7 @@ def text(least: int, remedy: str) -> Check:
     def check(name: str, value: Any) -> None:
         if not isinstance(value, str) or len(value) < least:
             wanted = f"a text of at least {least} character{'' if least == 1 else 's'}" if least else "a text"
-            raise RequestError(f"{name}={shown(value)} is not {wanted}; {remedy}.")
+            raise RequestError(f"{name}={shown(value)} is not {wanted}; {remedy}.", name)
 
     return check
 
@@ -51,7 +51,7 @@ def one_of(values: tuple, remedy: str) -> Check:
 
     def check(name: str, value: Any) -> None:
         if not any(type(value) is type(each) and value == each for each in values):
-            raise RequestError(f"{name}={shown(value)} is not one of {', '.join(map(repr, values))}; {remedy}.")
+            raise RequestError(f"{name}={shown(value)} is not one of {', '.join(map(repr, values))}; {remedy}.", name)
 
     return check
 
@@ -79,7 +79,7 @@ def every(inner: Check) -> Check:
 def listed(name: str, value: Any) -> tuple:
     """The list or tuple as a tuple, None as an empty one."""
     if value is not None and not isinstance(value, list | tuple):
-        raise RequestError(f"{name}={shown(value)} is not a list; give a list, or leave it out.")
+        raise RequestError(f"{name}={shown(value)} is not a list; give a list, or leave it out.", name)
     return tuple(value or ())
 
 

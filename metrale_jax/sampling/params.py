@@ -103,7 +103,9 @@ class SamplingParams:
             integer(1, self.beam_width, "ask for at most beam_width answers")("n", self.n)
         forms = [name for name in STRUCTURES if getattr(self, name) is not None]
         if len(forms) > 1:
-            raise RequestError(f"{' and '.join(forms)} are given, an answer has one structure; leave out all but one.")
+            raise RequestError(
+                f"{' and '.join(forms)} are given, an answer has one structure; leave out all but one.", forms[1]
+            )
 
     @property
     def greedy(self) -> bool:
@@ -144,12 +146,12 @@ def _bias_pairs(name, value):
     pairs = tuple(value.items()) if isinstance(value, Mapping) else listed(name, value)
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise RequestError(f"{name}={shown(pair)} is not a pair of token id and number; give a dict.")
+            raise RequestError(f"{name}={shown(pair)} is not a pair of token id and number; give a dict.", name)
         number(-100, 100, "use a value from -100 to 100")(name, pair[1])
     pairs = tuple((_id_of(token), value) for token, value in pairs)
     every(_TOKEN_ID)(name, [token for token, _ in pairs])
     if len(pairs) > MAX_LOGIT_BIAS:
-        raise RequestError(f"{name} of {len(pairs)} tokens is above the limit of {MAX_LOGIT_BIAS}; name fewer.")
+        raise RequestError(f"{name} of {len(pairs)} tokens is above the limit of {MAX_LOGIT_BIAS}; name fewer.", name)
     return tuple(sorted(dict(pairs).items()))
 
 
@@ -164,7 +166,9 @@ def _json_text(name, value):
             # The order of properties is the order in which an answer gives them: it stays.
             return json.dumps(dict(value))
         except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"{name}={shown(value)} is not plain JSON ({error}); give plain values.") from error
+            raise RequestError(
+                f"{name}={shown(value)} is not plain JSON ({error}); give plain values.", name
+            ) from error
     return value
 
 
@@ -173,27 +177,27 @@ def _check_json(name, value):
     try:
         json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name}={shown(value)} is not JSON ({error}); give a JSON schema.") from error
+        raise RequestError(f"{name}={shown(value)} is not JSON ({error}); give a JSON schema.", name) from error
 
 
 def _check_allowed(name, value):
     if not value:
-        raise RequestError(f"{name}={shown(value)} allows no token; name at least one, or leave it out.")
+        raise RequestError(f"{name}={shown(value)} allows no token; name at least one, or leave it out.", name)
     every(_TOKEN_ID)(name, value)
 
 
 def _check_bad_word(name, value):
     if isinstance(value, tuple):
         if not value:
-            raise RequestError(f"{name} holds an empty list of token ids; leave it out.")
+            raise RequestError(f"{name} holds an empty list of token ids; leave it out.", name)
         every(_TOKEN_ID)(name, value)
     elif not isinstance(value, str) or not value.strip():
-        raise RequestError(f"{name}={shown(value)} is neither a word nor a list of token ids; leave it out.")
+        raise RequestError(f"{name}={shown(value)} is neither a word nor a list of token ids; leave it out.", name)
 
 
 def _check_choice(name, value):
     if not value:
-        raise RequestError(f"{name}={shown(value)} leaves nothing to choose; name at least one text.")
+        raise RequestError(f"{name}={shown(value)} leaves nothing to choose; name at least one text.", name)
     every(text(1, "leave it out"))(name, value)
 
 

@@ -107,7 +107,8 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
             if token >= vocab_size:
                 raise RequestError(
                     f"{name} names the token id {token}, which is not below the vocabulary's {vocab_size}; leave it "
-                    "out."
+                    "out.",
+                    name,
                 )
 
 

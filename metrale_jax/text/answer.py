@@ -3,16 +3,19 @@
 
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.text.detokenizer import Detokenizer
-from metrale_jax.text.stops import StopMatcher
+from metrale_jax.text.stops import StopMatcher, StopPatterns
 from metrale_jax.text.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """Text decided so far. It never shows half a character, nor anything that may yet turn out to be a stop string."""
+    """Text decided so far. It never shows half a character, nor anything that may yet turn out to be a stop string.
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams):
+    `stops` are those of `params`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stops: StopPatterns):
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-        self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
+        self._matcher = StopMatcher(stops, params.include_stop_str_in_output)
         self._free_tokens = params.min_tokens
         self._pieces: list[str] = []
         self._shown = 0

@@ -120,22 +120,29 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[
     That is a text, or a list of parts `{"type": "text", "text": ...}`.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise RequestError(f"messages is a {type(messages).__name__}; give a list of dicts with role and content.")
+        raise RequestError(
+            f"messages is a {type(messages).__name__}; give a list of dicts with role and content.", "messages"
+        )
     if not messages:
-        raise RequestError("messages is empty; give at least one dict with role and content.")
+        raise RequestError("messages is empty; give at least one dict with role and content.", "messages")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise RequestError(f"messages[{index}] is a {type(message).__name__}; give a dict with role and content.")
+            raise RequestError(
+                f"messages[{index}] is a {type(message).__name__}; give a dict with role and content.", "messages"
+            )
         if not isinstance(message.get("role"), str):
             raise RequestError(
-                f"messages[{index}] has role={shown(message.get('role'))}; give a string such as 'user' or 'assistant'."
+                f"messages[{index}] has role={shown(message.get('role'))}; give a text such as 'user' or 'assistant'.",
+                "messages",
             )
         content = message.get("content")
         if content is None and message.get("tool_calls"):
             continue
         parts = content if isinstance(content, list | tuple) else ()
         if not isinstance(content, str | list | tuple) or not all(map(_is_text_part, parts)):
-            raise RequestError(f"messages[{index}] has content={shown(content)}; give a text, or parts of type text.")
+            raise RequestError(
+                f"messages[{index}] has content={shown(content)}; give a text, or parts of type text.", "messages"
+            )
     return messages
 
 

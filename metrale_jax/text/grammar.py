@@ -105,7 +105,8 @@ class GrammarConstraint:
         reason = self._matcher.get_error().partition("\n")[0] or "only the end could follow, which it does not allow"
         return RequestError(
             f"{self._field} cannot be followed past this token ({reason}): it is too complex at this place, or no "
-            "token of the vocabulary spells what it asks for; simplify it."
+            "token of the vocabulary spells what it asks for; simplify it.",
+            self._field,
         )
 
 
@@ -135,7 +136,8 @@ class GrammarCompiler:
         if not self._eos_token_ids:
             raise RequestError(
                 f"{spec.kind} needs a token that ends the answer, and the model has none; name one as eos_token_id in "
-                "its generation_config.json."
+                "its generation_config.json.",
+                spec.kind,
             )
         with self._lock:
             matcher = self._compiled.get(spec)

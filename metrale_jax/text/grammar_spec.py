@@ -54,9 +54,11 @@ class GrammarSpec:
                 # The order of properties is the order in the answer, so keys keep theirs.
                 value = json.dumps(list(value) if isinstance(value, Sequence) else dict(value), ensure_ascii=False)
             except (TypeError, ValueError, RecursionError) as error:
-                raise RequestError(f"{kind} is not plain JSON data ({error}); use dicts, lists and scalars.") from error
+                raise RequestError(
+                    f"{kind} is not plain JSON data ({error}); use dicts, lists and scalars.", kind
+                ) from error
         if not isinstance(value, str):
-            raise RequestError(f"{kind}={_quoted(repr(value))} is not a text; give one.")
+            raise RequestError(f"{kind}={_quoted(repr(value))} is not a text; give one.", kind)
         return cls(kind, value)
 
 
@@ -70,7 +72,8 @@ def library_grammar(spec: GrammarSpec) -> str:
         raise RequestError(f"kind={spec.kind!r} of a grammar is not one of {', '.join(_KINDS)}; use one of them.")
     if len(spec.text) > MAX_TEXT:
         raise RequestError(
-            f"{spec.kind} of {len(spec.text)} characters is over the limit of {MAX_TEXT}; ask for a simpler form."
+            f"{spec.kind} of {len(spec.text)} characters is over the limit of {MAX_TEXT}; ask for a simpler form.",
+            spec.kind,
         )
     return _KINDS[spec.kind].translate(spec)
 
@@ -80,7 +83,9 @@ def refused(spec: GrammarSpec, reason: str) -> RequestError:
     if reason.startswith(_NOTHING_MATCHES):
         reason = "it matches nothing"
     reason = _quoted(" ".join(reason.split()), _MAX_REASON)
-    return RequestError(f"{spec.kind}={_quoted(spec.text)!r} is refused ({reason}); {_KINDS[spec.kind].remedy}.")
+    return RequestError(
+        f"{spec.kind}={_quoted(spec.text)!r} is refused ({reason}); {_KINDS[spec.kind].remedy}.", spec.kind
+    )
 
 
 def _quoted(text: str, limit: int = _MAX_QUOTED) -> str:

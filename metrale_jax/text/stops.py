@@ -2,14 +2,31 @@
 """`StopMatcher`: finds stop strings in a text that arrives in pieces, and holds back what may become one."""
 
 from collections.abc import Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import Self, final
 
 from metrale_jax.core.errors import RequestError
 
 
+@dataclass(frozen=True)
+class StopPatterns:
+    """Stop strings, each once, with the automata that find them (see `StopMatcher`); many streams may share them."""
+
+    strings: tuple[str, ...]
+    borders: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, strings: Sequence[str]) -> Self:
+        """The patterns of these strings. Raises `RequestError` for an empty one."""
+        unique = tuple(dict.fromkeys((strings,) if isinstance(strings, str) else strings))
+        if "" in unique:
+            raise RequestError("stop has an empty string, which would match everywhere; leave it out.", "stop")
+        return cls(unique, tuple(map(_borders, unique)))
+
+
 @final
 class StopMatcher:
-    """Watches one stream for any of `stop_strings`.
+    """Watches one stream for any of the `patterns`.
 
     The stop string that is complete first wins, which makes the outcome independent of how the text is cut into
     pieces and never waits for a longer one. Where several end at the same character, the longest wins: it starts
@@ -20,13 +37,8 @@ class StopMatcher:
     a stop string, however long these are.
     """
 
-    def __init__(self, stop_strings: Sequence[str], include_stop_str_in_output: bool = False):
-        if isinstance(stop_strings, str):
-            stop_strings = (stop_strings,)
-        self._stops = tuple(dict.fromkeys(stop_strings))
-        if "" in self._stops:
-            raise RequestError("stop has an empty string, which would match everywhere; leave it out.")
-        self._borders = [_borders(stop) for stop in self._stops]
+    def __init__(self, patterns: StopPatterns, include_stop_str_in_output: bool = False):
+        self._stops, self._borders = patterns.strings, patterns.borders
         self._initials = {stop[0] for stop in self._stops}
         self._matched = [0] * len(self._stops)
         self._include = include_stop_str_in_output
@@ -73,7 +85,7 @@ class StopMatcher:
         return met
 
 
-def _borders(pattern: str) -> list[int]:
+def _borders(pattern: str) -> tuple[int, ...]:
     """For each prefix of `pattern`, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(pattern)
     for end in range(1, len(pattern)):
@@ -81,4 +93,4 @@ def _borders(pattern: str) -> list[int]:
         while length and pattern[length] != pattern[end]:
             length = borders[length - 1]
         borders[end] = length + (pattern[length] == pattern[end])
-    return borders
+    return tuple(borders)

@@ -13,7 +13,10 @@ from metrale_jax.core.errors import RequestError
 from metrale_jax.text.chat_template import ChatTemplate
 from metrale_jax.text.decoder_stages import DecoderState, token_to_bytes
 from metrale_jax.text.special_tokens import SpecialTokens
+from metrale_jax.text.text_bounds import TextBound, text_bound
 from metrale_jax.text.tokenizer_files import read_tokenizer_directory
+
+_LONG_TEXT = 1 << 12
 
 
 @final
@@ -67,12 +70,20 @@ class Tokenizer:
         `add_special_tokens` says whether the framing tokens (bos, eos) of the model are put around it.
         """
         try:
+            if len(text) > _LONG_TEXT:
+                # Unlike the other, this one lets other threads run meanwhile.
+                return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
-            raise RequestError(
-                f"text of type {type(text).__name__} cannot be encoded: it must be a str of valid Unicode without lone "
-                "surrogates; decode it with errors='replace' first."
-            ) from error
+            raise _no_unicode(text) from error
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens `text` has at least, framing ones aside, told without tokenising it. Raises `RequestError` for
+        one with lone surrogates."""
+        try:
+            return self._bound.least_tokens(text.encode())
+        except UnicodeEncodeError as error:
+            raise _no_unicode(text) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, equal to transformers' with `clean_up_tokenization_spaces=False`.
@@ -149,5 +160,18 @@ class Tokenizer:
         return self._chat_template.render(messages, add_generation_prompt, tools, **template_kwargs)
 
     @cached_property
+    def _bound(self) -> TextBound:
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        return text_bound(self._backend, map(self.token_bytes, ids))
+
+    @cached_property
     def _added_token_ids(self) -> frozenset[int]:
         return frozenset(self._backend.get_added_tokens_decoder())
+
+
+def _no_unicode(text: Any) -> RequestError:
+    return RequestError(
+        f"text of type {type(text).__name__} cannot be encoded: it must be a str of valid Unicode without lone "
+        "surrogates; decode it with errors='replace' first.",
+        "prompt",
+    )

@@ -277,10 +277,10 @@ class World:
         """Whether the request was taken; one that can never be served is not."""
         watches = [Watch(*job.watch) for _ in job.seeds]
         structure = Picky(*job.constraint) if job.constraint else None
-        ask = Ask(job.prompt, job.params, job.seeds, EOS, watches, job.params.bad_words, structure)
+        ask = Ask(job.prompt, job.params, job.seeds, EOS, job.params.bad_words, structure)
         too_long = -(-(len(job.prompt) + job.room) // BLOCK) + 1 > self.num_blocks
         try:
-            requests = self.engine.submit(ask)
+            requests = self.engine.submit(ask, watches)
         except RequestError as error:
             beams = job.params.beam_width and ("beam" in str(error) or "run at once" in str(error))
             expect(beams or (too_long and "KV blocks" in str(error)), f"refused: {error}")

@@ -5,11 +5,12 @@ import pytest
 
 from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.text.answer import AnswerText
+from metrale_jax.text.stops import StopPatterns
 
 
 def pushed(tokenizer, ids, **params):
     """Text and number of tokens of an answer of `ids` that ends where a stop string is complete."""
-    answer = AnswerText(tokenizer, SamplingParams(**params))
+    answer = AnswerText(tokenizer, SamplingParams(**params), StopPatterns.of(params.get("stop", ())))
     count = next((count for count, token in enumerate(ids, start=1) if answer.push([token])), len(ids))
     answer.close()
     return answer.whole, count

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrale_jax.core.errors import RequestError
-from metrale_jax.text.stops import StopMatcher
+from metrale_jax.text.stops import StopMatcher, StopPatterns
 
 LETTERS = st.text("ab", max_size=14)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -20,7 +20,7 @@ def first_match(text: str, stops: list[str]) -> tuple[int, str] | None:
 
 def run(pieces: list[str], stops: list[str], include: bool) -> tuple[str, str | None]:
     """All text that a matcher releases for `pieces`, and the stop string that it met."""
-    matcher = StopMatcher(stops, include_stop_str_in_output=include)
+    matcher = StopMatcher(StopPatterns.of(stops), include_stop_str_in_output=include)
     released = ""
     for piece in pieces:
         text, stop = matcher.push(piece)
@@ -43,7 +43,7 @@ def test_the_outcome_is_that_of_a_search_of_the_whole_text(pieces, stops, includ
 @settings(max_examples=400, deadline=None)
 @given(free=st.lists(LETTERS, max_size=4), rest=st.lists(LETTERS, max_size=4), stops=STOPS, include=st.booleans())
 def test_only_a_stop_that_is_complete_in_what_may_stop_is_met_wherever_it_began(free, rest, stops, include):
-    matcher, released, met = StopMatcher(stops, include_stop_str_in_output=include), "", None
+    matcher, released, met = StopMatcher(StopPatterns.of(stops), include_stop_str_in_output=include), "", None
     for index, piece in enumerate(free + rest):
         text, met = matcher.push(piece, may_stop=index >= len(free))
         released += text
@@ -62,7 +62,7 @@ def test_only_a_stop_that_is_complete_in_what_may_stop_is_met_wherever_it_began(
 @settings(max_examples=200, deadline=None)
 @given(pieces=st.lists(LETTERS, max_size=6), stops=STOPS)
 def test_what_is_held_back_is_the_longest_beginning_of_a_stop_and_no_more(pieces, stops):
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopPatterns.of(stops))
     whole, released = "", ""
     for piece in pieces:
         text, stop = matcher.push(piece)
@@ -76,13 +76,13 @@ def test_what_is_held_back_is_the_longest_beginning_of_a_stop_and_no_more(pieces
 
 
 def test_a_stop_that_spans_pieces_is_found_and_what_follows_is_dropped():
-    matcher = StopMatcher(["</end>"])
+    matcher = StopMatcher(StopPatterns.of(["</end>"]))
     assert matcher.push("text </e") == ("text ", None)
     assert matcher.push("nd> more") == ("", "</end>")
 
 
 def test_a_false_start_is_released():
-    matcher = StopMatcher(["###"])
+    matcher = StopMatcher(StopPatterns.of(["###"]))
     assert matcher.push("a##") == ("a", None)
     assert matcher.push("b") == ("##b", None)
 
@@ -93,7 +93,7 @@ def test_the_stop_complete_first_wins_and_of_those_ending_together_the_longest()
 
 
 def test_no_stop_strings_hold_nothing_back():
-    assert StopMatcher([]).push("anything") == ("anything", None)
+    assert StopMatcher(StopPatterns.of([])).push("anything") == ("anything", None)
 
 
 def test_one_string_is_taken_as_one_stop():
@@ -102,11 +102,11 @@ def test_one_string_is_taken_as_one_stop():
 
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(RequestError, match="empty string"):
-        StopMatcher(["a", ""])
+        StopPatterns.of(["a", ""])
 
 
 def test_pushing_after_a_match_is_our_own_mistake():
-    matcher = StopMatcher(["a"])
+    matcher = StopMatcher(StopPatterns.of(["a"]))
     matcher.push("a")
     with pytest.raises(AssertionError, match="after a stop string"):
         matcher.push("b")
