@@ -95,6 +95,11 @@ class Answer:
             engine.cancel(request)
 
     @property
+    def began(self) -> bool:
+        """Whether its prompt was taken up."""
+        return any([request.started_at for request in self._requests])
+
+    @property
     def finished(self) -> bool:
         """Whether all of it is there."""
         return self._error is not None or all(request.finished for request in self._requests)

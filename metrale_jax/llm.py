@@ -80,7 +80,7 @@ class LLM:
         steps = self.loaded.steps
         warn_of_a_cold_cache(self.config, steps.model.layout)
         steps.on_compile = self._programs.compiling
-        tier = lower_tier(self.config, steps.model.layout, lambda: self._identity)
+        tier = lower_tier(self.config, steps.model.layout, lambda: self.identity)
         settings = engine_config(self.config, steps.model)
         places = {"tier": tier, "swap_directory": path_of(self.config.swap_dir)}
         self.engine = make_engine(steps, self.loaded.params, settings, on_finish=on_finish, **places)
@@ -117,7 +117,7 @@ class LLM:
             while self._advance(answers):
                 self._progress("generate", sum(answer.num_generated for answer in answers), total)
         finally:
-            self._cancel(by_index.values())
+            self.cancel(by_index.values())
         self._progress("generate", total, total)
         return [by_index[index].result() for index in range(len(listed))]
 
@@ -137,6 +137,14 @@ class LLM:
         length shows it, for one that does not fit; waits for nobody."""
         return self._preparer.tokens(text, add_special_tokens)
 
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Raises `RequestError` for ids that are none."""
+        return self.tokenizer.decode(self.checked_tokens(token_ids), skip_special_tokens)
+
+    def checked_tokens(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The ids as plain ints. Raises `RequestError` for none, or for ids outside the vocabulary."""
+        return checked_tokens(token_ids, self.loaded.config.vocab_size)
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AnswerStream:
         """Pieces of the answer's text as they are decided; the last carries the result. Closing the stream cancels the
         rest, and so does forgetting it.
@@ -152,7 +160,7 @@ class LLM:
             )
         answer = self.submit(prompt, one)
         return AnswerStream(
-            self._pieces(answer), lambda: self._cancel([answer]), lambda: self._forgotten.append(answer)
+            self._pieces(answer), lambda: self.cancel([answer]), lambda: self._forgotten.append(answer)
         )
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Prepared:
@@ -176,7 +184,7 @@ class LLM:
         """Bytes of the file at `path` with which `load_answer` of another process, on the same model, goes on from
         where `answer` stands, bit for bit. Raises `RequestError` for one of another LLM, or finished, or of several."""
         with self._lock:
-            return save_request(path_of(path or ""), self.engine, only_request(answer), answer.seed, self._identity)
+            return save_request(path_of(path or ""), self.engine, only_request(answer), answer.seed, self.identity)
 
     def spill(self) -> None:
         """Copies what is kept of prefixes to the host's memory and disk: `disk_cache` has it after this process."""
@@ -186,14 +194,15 @@ class LLM:
     def load_answer(self, path: str | Path) -> Answer:
         """The answer that `save_answer` saved, queued to go on; its result has all of its tokens. A deadline counts
         from now. Raises `ConfigError` for a file of another model, or one that is damaged."""
-        saved = load_saved(path_of(path or ""), self.engine, self._identity, partial(rope_regime, self.loaded.config))
+        saved = load_saved(path_of(path or ""), self.engine, self.identity, partial(rope_regime, self.loaded.config))
         with self._lock:
             answer = self.submit(saved.prompt, replace(saved.params, seed=saved.seed))
             carry_on(self.engine, answer.only, saved)
         return answer
 
     @cached_property
-    def _identity(self) -> dict[str, str]:
+    def identity(self) -> dict[str, str]:
+        """What tells this model, and how it keeps state, from others."""
         return fingerprint(self.loaded.steps, self.loaded.params)
 
     def step(self) -> bool:
@@ -214,12 +223,12 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Float32 logits `[T, V]` of a whole sequence; row i scores what follows token i."""
-        tokens = checked_tokens(token_ids, self.loaded.config.vocab_size)
+        tokens = self.checked_tokens(token_ids)
         return np.concatenate(list(chunked_logits(self.loaded.steps, self.loaded.params, tokens)))
 
     def perplexity(self, text: Prompt) -> float:
         """`exp` of the mean negative log-likelihood of every token after the first."""
-        tokens = checked_tokens(self._token_ids(text), self.loaded.config.vocab_size)
+        tokens = self.checked_tokens(self._token_ids(text))
         if len(tokens) < 2:
             raise RequestError(
                 f"text of {len(tokens)} token has nothing to predict; give at least two tokens.", "prompt"
@@ -254,7 +263,8 @@ class LLM:
             self._forgotten.popleft().cancel(self.engine)
         return self.engine.step()
 
-    def _cancel(self, answers: Iterable[Answer]) -> None:
+    def cancel(self, answers: Iterable[Answer]) -> None:
+        """Ends what still runs of them, with what it has; what it held is free again."""
         with self._lock:
             for answer in answers:
                 answer.cancel(self.engine)
@@ -268,5 +278,5 @@ class LLM:
             text, tokens = answer.take()
             yield StreamPiece(text, tokens, result)
         except (Exception, KeyboardInterrupt):
-            self._cancel([answer])
+            self.cancel([answer])
             raise

@@ -16,13 +16,13 @@ def model_card(llm: "LLM", name: str) -> ModelCard:
     return ModelCard(
         id=name,
         architecture=config.family,
-        dtype=llm.loaded.dtype,
+        dtype=config.dtype,
         vocab_size=config.vocab_size,
         max_context_tokens=config.max_context_tokens,
         max_sequences=llm.config.max_sequences,
-        embedding_width=config.hidden_size,
+        embedding_width=config.hidden_dim,
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         eos_token_ids=tuple(llm.loaded.eos_token_ids),
-        fingerprint=llm.identity,
+        fingerprint=llm.identity["weights"],
         created=int(time.time()),
     )

@@ -159,10 +159,17 @@ class EngineThread:
                 for prepared in order.prepared:
                     answers.append(llm.submit_prepared(prepared))
         except MetraleError as error:
-            llm.cancel(answers)
-            self._deliver([Report(order.job_id, ServiceError(Kind.INVALID, str(error), field=error.field), last=True)])
+            self._refuse(llm, order, answers, ServiceError(Kind.INVALID, str(error), field=error.field))
+            return
+        except Exception as error:
+            LOG.error("an order could not be queued", exc_info=error)
+            self._refuse(llm, order, answers, ServiceError(Kind.INTERNAL, "the request could not be queued."))
             return
         self._jobs[order.job_id] = GenerateJob(order.job_id, answers)
+
+    def _refuse(self, llm: "LLM", order: GenerateOrder, answers: Sequence, error: ServiceError) -> None:
+        llm.cancel(answers)
+        self._deliver([Report(order.job_id, error, last=True)])
 
     def _step(self, llm: "LLM", reports: list[Report]) -> bool:
         try:

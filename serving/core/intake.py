@@ -38,7 +38,7 @@ def prompt_tokens(llm: "LLM", prompt: Prompt, field: str = "prompt") -> Sequence
         if prompt.messages is not None:
             return llm.chat_tokens(prompt.messages, **prompt.template)
         if prompt.text is not None:
-            return llm.text_tokens(prompt.text, prompt.add_special_tokens)
+            return llm.tokenize(prompt.text, prompt.add_special_tokens)
     except MetraleError as error:
         raise ServiceError(Kind.INVALID, str(error), field=field) from error
     return prompt.token_ids

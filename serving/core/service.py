@@ -192,7 +192,7 @@ class Service(AbstractService):
         given = Prompt(token_ids=call.token_ids)
         with Visit(self._desk, self._arrival(call.info, caller, "detokenize", given, queues=False)) as visit:
             llm = self._model(call.info)
-            return await visit.aside(lambda: llm.text_of(call.token_ids, call.skip_special_tokens))
+            return await visit.aside(lambda: llm.detokenize(call.token_ids, call.skip_special_tokens))
 
     def models(self) -> Sequence[ModelCard]:
         return self._cards

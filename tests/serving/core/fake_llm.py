@@ -72,11 +72,10 @@ class FakeLLM:
         self.forks: list[tuple[int, int]] = []
         self.num_warmed = self.num_spilled = self.num_steps = 0
         self.config = SimpleNamespace(max_sequences=4)
-        self.identity = "fake"
+        self.identity = {"weights": "fake"}
         self.loaded = SimpleNamespace(
             steps=SimpleNamespace(on_compile=lambda name: nullcontext()),
-            config=SimpleNamespace(family="fake", vocab_size=100, max_context_tokens=64, hidden_size=2),
-            dtype="float32",
+            config=SimpleNamespace(family="fake", vocab_size=100, max_context_tokens=64, hidden_dim=2, dtype="float32"),
             tokenizer=None,
             eos_token_ids=(0,),
         )
@@ -91,13 +90,13 @@ class FakeLLM:
         self.on_prepare()
         return SimpleNamespace(prompt=prompt, params=params)
 
-    def text_tokens(self, text, add_special_tokens):
+    def tokenize(self, text, add_special_tokens):
         return [ord(one) % 100 for one in text]
 
     def chat_tokens(self, messages, **template):
-        return self.text_tokens("".join(one["content"] for one in messages), True)
+        return self.tokenize("".join(one["content"] for one in messages), True)
 
-    def text_of(self, token_ids, skip_special_tokens):
+    def detokenize(self, token_ids, skip_special_tokens):
         return spelt(token_ids)
 
     def checked_tokens(self, token_ids):
