@@ -123,20 +123,18 @@ class ScriptedService(AbstractService):
             while not holds():
                 await asyncio.sleep(0.002)
 
-    async def generate(self, call: GenerateCall, caller: Caller) -> AsyncIterator[Event]:
+    def generate(self, call: GenerateCall, caller: Caller) -> AsyncIterator[Event]:
         self.asked.append(("generate", call, caller))
-        async for event in self._played(call.info.request_id, self._script(call.info.request_id, echoed(call))):
-            yield event
+        return self._played(call.info.request_id, self._script(call.info.request_id, echoed(call)))
 
-    async def fork(self, call: ForkCall, caller: Caller) -> AsyncIterator[Event]:
+    def fork(self, call: ForkCall, caller: Caller) -> AsyncIterator[Event]:
         self.asked.append(("fork", call, caller))
         steps: list[Event] = []
         for index, branch in enumerate(call.branches):
             added = prompt_text(branch.continuation) if branch.continuation else ""
             alone = GenerateCall(Prompt(text=prompt_text(call.prompt) + added), branch.params)
             steps.extend(dataclasses.replace(event, index=index) for event in echoed(alone))
-        async for event in self._played(call.info.request_id, self._script(call.info.request_id, tuple(steps))):
-            yield event
+        return self._played(call.info.request_id, self._script(call.info.request_id, tuple(steps)))
 
     async def score(self, call, caller):
         self._single("score", call, caller)

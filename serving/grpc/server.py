@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make_server`: the gRPC front over a service, from its port to its last call."""
+
+import asyncio
+import contextlib
+import socket
+
+import grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from metrale_jax.core.errors import ConfigError
+from serving.core.api import AbstractService
+from serving.grpc import generation, health
+from serving.grpc.methods import CallsInFlight, service_handler
+from serving.grpc.settings import GrpcSettings, TlsSettings
+
+# After the last call: what its status takes to leave.
+LINGER_S = 0.2
+
+
+class GrpcFront:
+    """A gRPC server on the event loop that starts it. `port` is the one it listens on once started."""
+
+    def __init__(self, service: AbstractService, settings: GrpcSettings):
+        self._service, self._settings = service, settings
+        self._calls, self._draining = CallsInFlight(), asyncio.Event()
+        self._health = health.HealthMethods([generation.SERVICE.full_name])
+        self._server: grpc.aio.Server | None = None
+        self.port = settings.port
+
+    async def start(self) -> None:
+        """Listens. Health says NOT_SERVING until `set_serving`. Raises `ConfigError` for an address it cannot have."""
+        server = grpc.aio.server(options=_options(self._settings), compression=_compression(self._settings))
+        methods = generation.GenerateMethods(self._service, self._settings.max_requests_per_stream, self._draining)
+        server.add_generic_rpc_handlers(
+            (
+                service_handler(generation.SERVICE, methods.by_name(), self._calls),
+                service_handler(health.SERVICE, self._health.by_name(), CallsInFlight()),
+            )
+        )
+        if self._settings.reflection:
+            names = (generation.SERVICE.full_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+        self.port = _bound(server, self._settings)
+        await server.start()
+        self._server = server
+
+    def set_serving(self, serving: bool) -> None:
+        """Says by the health service whether calls are welcome."""
+        self._health.set_serving(serving)
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes no more calls and lets those that run end, for `grace_s` at most; then cancels them and stops."""
+        self._health.close()
+        self._draining.set()
+        stopping = asyncio.create_task(self._server.stop(grace_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._calls.idle.wait()
+        # What is left are others' calls, such as an open reflection.
+        await self._server.stop(LINGER_S)
+        await stopping
+
+    async def stop(self) -> None:
+        """Cancels all calls and stops; nothing where it is not started."""
+        self._health.close()
+        self._draining.set()
+        if self._server is not None:
+            await self._server.stop(None)
+
+
+def make_server(service: AbstractService, settings: GrpcSettings) -> GrpcFront:
+    """The front, not started."""
+    return GrpcFront(service, settings)
+
+
+def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
+    ping_interval_ms = round(settings.min_ping_interval_s * 1000)
+    return [
+        # Without it two servers share a port and nobody is told.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", settings.max_receive_message_bytes),
+        ("grpc.max_send_message_length", settings.max_send_message_bytes),
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.keepalive_time_ms", round(settings.keepalive_time_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", ping_interval_ms),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", ping_interval_ms),
+    ]
+
+
+def _compression(settings: GrpcSettings) -> grpc.Compression:
+    return grpc.Compression.Gzip if settings.compression else grpc.Compression.NoCompression
+
+
+def _bound(server: grpc.aio.Server, settings: GrpcSettings) -> int:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{settings.port}"
+    try:
+        if settings.tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, _credentials(settings.tls))
+    except RuntimeError as error:
+        fault = _bind_fault(settings)
+        if settings.tls is not None and not fault:
+            raise ConfigError(
+                "the TLS certificate, key or client CA cannot be used; give PEM texts, and the key that belongs to the "
+                "certificate."
+            ) from error
+        raise ConfigError(
+            f"port={settings.port} on host {settings.host} cannot be listened on ({fault or error}); "
+            "use another port or host, or end what holds it."
+        ) from error
+
+
+def _credentials(tls: TlsSettings) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)],
+        root_certificates=tls.client_ca,
+        require_client_auth=tls.client_ca is not None,
+    )
+
+
+def _bind_fault(settings: GrpcSettings) -> str:
+    # gRPC keeps the reason to itself.
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
