@@ -36,11 +36,14 @@ from serving.core.orders import EmbedOrder, GenerateOrder
 from serving.core.pulse import Watchdog
 from serving.core.records import Observer
 from serving.core.tracing import Tracing
+from serving.core.turns import Turns
 from serving.core.visit import Arrival, Desk, Visit
 
 if TYPE_CHECKING:
     from metrale_jax.llm import LLM
 
+# Answers in the engine for each that can run: so that a slot that is given back is taken at once.
+QUEUED_PER_SEQUENCE = 2
 # Texts in one call to score or embed, and branches of a prompt.
 MAX_TEXTS = 256
 
@@ -90,6 +93,7 @@ class Service(AbstractService):
             lifecycle=parts.lifecycle,
             meter=parts.meter,
             gate=parts.gate,
+            turns=Turns(self._max_inside),
             observer=parts.observer,
             tracing=parts.tracing,
             beside=self._beside,
@@ -162,7 +166,7 @@ class Service(AbstractService):
                     self._model(call.info), call.prompt, call.continuations, _in_time(params, visit), caller
                 )
             )
-            visit.order(lambda job_id: GenerateOrder(job_id, made), len(made))
+            await visit.order(lambda job_id: GenerateOrder(job_id, made), len(made))
             found: dict[int, Scored] = {}
             while not visit.finished:
                 event = await visit.next()
@@ -180,7 +184,7 @@ class Service(AbstractService):
                     for index, prompt in enumerate(call.inputs)
                 )
             )
-            visit.order(lambda job_id: EmbedOrder(job_id, tokens, call.pooling, call.normalize), 1)
+            await visit.order(lambda job_id: EmbedOrder(job_id, tokens, call.pooling, call.normalize), 1)
             return (await visit.next()).embedded
 
     async def tokenize(self, call: TokenizeCall, caller: Caller) -> Sequence[int]:
@@ -210,7 +214,7 @@ class Service(AbstractService):
     ) -> AsyncIterator[Event]:
         with Visit(self._desk, arrival) as visit:
             self._model(arrival.info)
-            visit.order(await visit.aside(lambda: order(visit)), num_answers)
+            await visit.order(await visit.aside(lambda: order(visit)), num_answers)
             while not visit.finished:
                 yield await visit.next()
 
@@ -239,6 +243,9 @@ class Service(AbstractService):
             )
         assert self._llm is not None, "calls are let in once the model is there"
         return self._llm
+
+    def _max_inside(self) -> int:
+        return QUEUED_PER_SEQUENCE * self._llm.config.max_sequences if self._llm else 0
 
     # From the engine's and the watchdog's threads.
 

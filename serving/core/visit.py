@@ -22,6 +22,7 @@ from serving.core.orders import Began, Order, Vectors
 from serving.core.outbox import Outbox
 from serving.core.records import CallRecord, Observer
 from serving.core.tracing import Tracing, call_attributes, ended_attributes
+from serving.core.turns import Turns
 
 # What a call whose time is up may still get from the engine, which ends it too.
 LAST_WORD_S = 0.25
@@ -29,12 +30,14 @@ LAST_WORD_S = 0.25
 
 @dataclass(frozen=True)
 class Desk:
-    """What every call passes: whether the service takes any, the key's limits, the queue; and who hears of it."""
+    """What every call passes: whether the service takes any, the key's limits, the queue, its turn; and who hears of
+    it."""
 
     link: EngineLink
     lifecycle: Lifecycle
     meter: Meter
     gate: Gate
+    turns: Turns
     observer: Observer
     tracing: Tracing
     beside: Executor
@@ -63,7 +66,7 @@ class Visit:
         self._desk, self._arrival = desk, arrival
         self._info, self._caller, self._guessed = arrival.info, arrival.caller, arrival.guessed_tokens
         self._outbox, self._job_id, self._num_left = Outbox(), 0, 0
-        self._permit = self._place = self._span = None
+        self._permit = self._place = self._span = self._turn = None
         self._arrived = desk.clock()
         timeout_s = self._info.timeout_s
         self._until = None if timeout_s is None else self._arrived + timeout_s
@@ -111,8 +114,12 @@ class Visit:
         async with self._in_time():
             return await loop.run_in_executor(self._desk.beside, work)
 
-    def order(self, make: Callable[[int], Order], num_answers: int) -> None:
-        """Gives the engine its order; so many answers (or one set of vectors) are to come."""
+    async def order(self, make: Callable[[int], Order], num_answers: int) -> None:
+        """Gives the engine its order when its turn comes; so many answers (or one set of vectors) are to come."""
+        params = self._arrival.params
+        async with self._in_time():
+            taking = self._desk.turns.take(self._caller.key_id, params.priority if params else 0, num_answers)
+            self._turn = await taking
         self._num_left = self._num_answers = num_answers
         self._job_id = self._desk.link.order(make, self._outbox)
 
@@ -168,6 +175,8 @@ class Visit:
             desk.link.cancel(self._job_id)
         # A call that is left early has told of more tokens than its results hold, a beam search of none.
         generated = max(self._num_drawn, sum(result.usage.generated_tokens for result in self._results))
+        if self._turn is not None:
+            self._turn.end()
         if self._place is not None:
             self._place.left()
         if self._permit is not None:
