@@ -35,9 +35,7 @@ def call_info(context: grpc.aio.ServicerContext, method: str, model: str, reques
     Raises `ServiceError` for an id that metadata cannot carry.
     """
     if request_id and not _REQUEST_ID.fullmatch(request_id):
-        message = (
-            f"{field}={shown(request_id, 80)} is not 1 to 128 printable ASCII characters; use such an id, or none."
-        )
+        message = f"{field}={shown(request_id, 80)} is not 1 to 128 printable ASCII characters; use some, or none."
         raise ServiceError(Kind.INVALID, message, field=field)
     return CallInfo(
         model=model,

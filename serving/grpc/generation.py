@@ -188,6 +188,4 @@ async def incoming(context: Context, draining: asyncio.Event) -> AsyncIterator[b
 def refuse_where_draining(draining: asyncio.Event) -> None:
     """Raises `ServiceError` for a stream that ends because the server drains."""
     if draining.is_set():
-        raise ServiceError(
-            Kind.UNAVAILABLE, "The server shuts down; open a stream to another, or to it when it is back."
-        )
+        raise ServiceError(Kind.UNAVAILABLE, "The server shuts down; open a stream to another, or later.")

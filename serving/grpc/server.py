@@ -6,17 +6,17 @@ import contextlib
 import socket
 
 import grpc
-from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from metrale_jax.core.errors import ConfigError
 from serving.core.api import AbstractService
-from serving.grpc import generation, health
-from serving.grpc.methods import CallsInFlight, service_handler
+from serving.grpc import generation, health, kserve
+from serving.grpc.methods import CallsInFlight, service_handler, unserved_handler
 from serving.grpc.settings import GrpcSettings, TlsSettings
 
 # After the last call: what its status takes to leave.
 LINGER_S = 0.2
+SERVICES = (generation.SERVICE.full_name, kserve.SERVICE.full_name)
 
 
 class GrpcFront:
@@ -25,23 +25,17 @@ class GrpcFront:
     def __init__(self, service: AbstractService, settings: GrpcSettings):
         self._service, self._settings = service, settings
         self._calls, self._draining = CallsInFlight(), asyncio.Event()
-        self._health = health.HealthMethods([generation.SERVICE.full_name])
+        self._health = health.HealthMethods(SERVICES)
         self._server: grpc.aio.Server | None = None
         self.port = settings.port
 
     async def start(self) -> None:
         """Listens. Health says NOT_SERVING until `set_serving`. Raises `ConfigError` for an address it cannot have."""
         server = grpc.aio.server(options=_options(self._settings), compression=_compression(self._settings))
-        methods = generation.GenerateMethods(self._service, self._settings.max_requests_per_stream, self._draining)
-        server.add_generic_rpc_handlers(
-            (
-                service_handler(generation.SERVICE, methods.by_name(), self._calls),
-                service_handler(health.SERVICE, self._health.by_name(), CallsInFlight()),
-            )
-        )
+        server.add_generic_rpc_handlers(self._handlers())
         if self._settings.reflection:
-            names = (generation.SERVICE.full_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+            names = (*SERVICES, health.SERVICE.full_name, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
         self.port = _bound(server, self._settings)
         await server.start()
         self._server = server
@@ -68,6 +62,18 @@ class GrpcFront:
         self._draining.set()
         if self._server is not None:
             await self._server.stop(None)
+
+    def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        most = self._settings.max_requests_per_stream
+        own = generation.GenerateMethods(self._service, most, self._draining)
+        open_inference = kserve.KserveMethods(self._service, most, self._draining, lambda: self._health.serving)
+        return (
+            service_handler(generation.SERVICE, own.by_name(), self._calls),
+            service_handler(kserve.SERVICE, open_inference.by_name(), self._calls),
+            unserved_handler(kserve.SERVICE.full_name, kserve.UNSERVED),
+            # Watching keeps no server from ending.
+            service_handler(health.SERVICE, self._health.by_name(), CallsInFlight()),
+        )
 
 
 def make_server(service: AbstractService, settings: GrpcSettings) -> GrpcFront:
