@@ -159,7 +159,7 @@ class Client:
         return self._unary(calls.models(), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = None) -> str:
-        """ "SERVING", "NOT_SERVING" or "UNKNOWN", of the server or one service of it. Is asked once, whatever the retries."""
+        """Whether the server, or one service of it, is "SERVING", "NOT_SERVING" or "UNKNOWN". Is asked once."""
         return self._unary(calls.health(service), timeout_s, NO_RETRIES)
 
     def _unary(self, call: UnaryCall[T], timeout_s: float | None, retries: RetryPolicy | None = None) -> T:
