@@ -154,7 +154,7 @@ def test_all_tries_share_one_deadline(target, servicer, clock):
     with Client(target, clock=clock, retries=RetryPolicy(max_wait_s=60)) as client:
         client.generate("one", timeout_s=100)
     left = [left_s for *_, left_s in servicer.calls]
-    assert 90 < left[0] <= 100 and 50 < left[1] < 62  # gRPC rounds up
+    assert 90 < left[0] < 102 and 50 < left[1] < 62  # gRPC rounds up
 
 
 def test_a_stream_comes_again_before_its_first_piece_only(client, servicer, time):
@@ -188,7 +188,7 @@ def test_a_client_has_a_timeout_that_calls_can_lift(target, servicer, clock):
         client.generate("one", timeout_s=float("inf"))
         client.generate("one", timeout_s=20)
     first, second, third = (left_s for *_, left_s in servicer.calls)
-    assert 40 < first <= 50 and (second is None or second > 1e6) and 10 < third < 22  # gRPC rounds up
+    assert 40 < first < 52 and (second is None or second > 1e6) and 10 < third < 22  # gRPC rounds up
 
 
 def test_a_token_goes_with_every_call(target, servicer, clock):
