@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from types import MappingProxyType
 
-import metrale_jax
 from serving.core.api import AbstractService
 from serving.core.calls import Caller, GenerateCall
 from serving.core.errors import Kind, ServiceError
@@ -45,7 +44,7 @@ UNSERVED = MappingProxyType(
 
 class KserveMethods:
     """The methods of the service. `is_serving` says what the health service says; `draining` is set when streams shall
-    take nothing more. Whether the server lives and is ready, anybody may ask."""
+    take nothing more; `version` is the server's. Whether the server lives and is ready, anybody may ask."""
 
     def __init__(
         self,
@@ -53,9 +52,10 @@ class KserveMethods:
         max_requests_per_stream: int,
         draining: asyncio.Event,
         is_serving: Callable[[], bool],
+        version: str,
     ):
         self._service, self._max_requests, self._draining = service, max_requests_per_stream, draining
-        self._is_serving, self._statistics = is_serving, Statistics()
+        self._is_serving, self._version, self._statistics = is_serving, version, Statistics()
 
     def by_name(self) -> Mapping[str, Method]:
         """The methods, by their names in the proto."""
@@ -87,9 +87,7 @@ class KserveMethods:
         self, _: messages.ServerMetadataRequest, context: Context
     ) -> messages.ServerMetadataResponse:
         extensions = ("model_configuration", "parameters", "statistics")
-        return messages.ServerMetadataResponse(
-            name="metrale-jax", version=metrale_jax.__version__, extensions=extensions
-        )
+        return messages.ServerMetadataResponse(name="metrale-jax", version=self._version, extensions=extensions)
 
     async def _model_metadata(
         self, request: messages.ModelMetadataRequest, context: Context

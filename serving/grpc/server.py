@@ -66,7 +66,9 @@ class GrpcFront:
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         most = self._settings.max_requests_per_stream
         own = generation.GenerateMethods(self._service, most, self._draining)
-        open_inference = kserve.KserveMethods(self._service, most, self._draining, lambda: self._health.serving)
+        open_inference = kserve.KserveMethods(
+            self._service, most, self._draining, lambda: self._health.serving, self._settings.version
+        )
         return (
             service_handler(generation.SERVICE, own.by_name(), self._calls),
             service_handler(kserve.SERVICE, open_inference.by_name(), self._calls),

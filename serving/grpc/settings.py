@@ -23,6 +23,7 @@ class GrpcSettings:
     `keepalive_timeout_s`; a client that pings more often than `min_ping_interval_s` is sent away. A connection has up
     to `max_concurrent_streams` calls at a time, a call of many requests (GenerateStream, ModelStreamInfer) up to
     `max_requests_per_stream`. `compression` compresses what is sent, which costs more time than it saves for tokens.
+    `version` is what the server says of itself.
     """
 
     host: str = "127.0.0.1"
@@ -37,3 +38,4 @@ class GrpcSettings:
     max_requests_per_stream: int = 256
     reflection: bool = True
     compression: bool = False
+    version: str = ""
