@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server under load: started here or found running, and what its process and its metrics say of it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+START_S = 300
+STOP_S = 60
+METRIC = re.compile(r"^(metrale_\w+)(\{[^}]*\})? ([-+.\w]+)$", re.MULTILINE)
+GAUGES = {
+    'metrale_kv_blocks{state="used"}': "blocks_used",
+    "metrale_requests_running": "running",
+    "metrale_requests_waiting": "waiting",
+    "metrale_requests_prefilling": "prefilling",
+    "metrale_snapshots_used": "snapshots_used",
+}
+
+
+@dataclass
+class Server:
+    """Where a server is. `pid` and `side_url` (of its metrics) may be unknown: then they tell nothing."""
+
+    target: str
+    side_url: str = ""
+    pid: int | None = None
+    log: deque = field(default_factory=lambda: deque(maxlen=50))
+
+    def sample(self) -> dict:
+        """How it stands: resident MiB, threads, open files, CPU seconds; of its metrics what is in `GAUGES`; `silent`
+        where there was no answer."""
+        found = {"at_s": time.monotonic()}
+        try:
+            if self.pid is not None:
+                found |= process_sample(self.pid)
+            if self.side_url:
+                found |= self.gauges()
+        except OSError:
+            found["silent"] = True
+        return found
+
+    def gauges(self) -> dict[str, float]:
+        """The figures of `GAUGES` that its metrics have."""
+        with urlopen(f"{self.side_url}/metrics", timeout=10) as page:
+            text = page.read().decode()
+        values = {f"{name}{labels or ''}": float(value) for name, labels, value in METRIC.findall(text)}
+        return {short: values[name] for name, short in GAUGES.items() if name in values}
+
+
+def process_sample(pid: int) -> dict:
+    """What /proc says of a process."""
+    root = Path(f"/proc/{pid}")
+    status = dict(re.findall(r"^(\w+):\s+(\d+)", (root / "status").read_text(), re.MULTILINE))
+    # The fields after the name in brackets; user and system time are the 14th and 15th of all.
+    fields = (root / "stat").read_text().rpartition(")")[2].split()
+    return {
+        "rss_mib": round(int(status["VmRSS"]) / 1024, 2),
+        "threads": int(status["Threads"]),
+        "fds": len(os.listdir(root / "fd")),
+        "cpu_s": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+    }
+
+
+@contextmanager
+def started(model: str, arguments: Sequence[str]) -> Iterator[Server]:
+    """A server of its own process, on free ports of this machine. Raises `RuntimeError` where it does not come up."""
+    command = [sys.executable, "-m", "metrale_jax", "serve", model, "--grpc-port", "0", "--side-port", "0", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = Server("", pid=process.pid)
+    ready = threading.Event()
+    reader = threading.Thread(target=_follow, args=(process, server, ready), daemon=True)
+    reader.start()
+    try:
+        if not ready.wait(START_S) or not server.target:
+            raise RuntimeError("the server did not say where it listens:\n" + "".join(server.log))
+        yield server
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join(STOP_S)
+
+
+def _follow(process: subprocess.Popen, server: Server, ready: threading.Event) -> None:
+    """Keeps the end of its log, and finds in it where it listens."""
+    for line in process.stderr:
+        server.log.append(line)
+        if not server.target and (found := addresses(line)):
+            server.target, server.side_url = found
+            ready.set()
+    process.stderr.close()
+    ready.set()
+
+
+def addresses(line: str) -> tuple[str, str] | None:
+    """gRPC target and URL of the side port from the line of the log that names both, else None."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not {"grpc", "side"} <= set(record):
+        return None
+    return str(record["grpc"]), f"http://{record['side']}"

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load driver against the project's own front over a scripted service: what it sees, and what it must not miss."""
+
+import pytest
+
+from benchmarks.load import soak as soak_module
+from benchmarks.load import workload
+from benchmarks.load.soak import Soak, run_soak
+from benchmarks.load.sweep import Sweep, run_sweep
+from tests.benchmarks.load.scripted_server import CrowdService, crowd_server
+
+SOAK = Soak(streams=12, seconds=1.0, num_known=6, seed=1, max_more_threads=4, max_more_fds=4, max_rss_mib_per_min=1e6)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(workload, "ANSWER_TOKENS", (4, 12))
+    monkeypatch.setattr(soak_module, "SETTLE_S", 1.0)
+    monkeypatch.setattr(soak_module, "SAMPLE_S", 0.1)
+
+
+def test_a_server_that_keeps_the_rules_passes(capsys):
+    with crowd_server(CrowdService(pause_s=0.001)) as server:
+        report, broken = run_soak(SOAK, server)
+    assert broken == [] and report["faults"] == 0 and report["finished"] > 12
+    behaviours = {outcome.split()[0] for outcome in report["outcomes"]}
+    assert behaviours >= {"whole", "streamed", "cancelled", "disconnected"}
+    assert report["peak"]["running"] > 1 and report["after"]["running"] == 0
+    assert '"finished_a_stream"' in capsys.readouterr().out
+
+
+def test_wrong_tokens_and_leaks_are_told():
+    with crowd_server(CrowdService(spoils=9, leaks=True)) as server:
+        report, broken = run_soak(SOAK, server)
+    assert any("faults that nobody provoked" in rule for rule in broken)
+    assert "blocks_used=1 with nobody left" in broken
+    assert any("known answer" in text for text in report["fault_texts"])
+
+
+def test_a_sweep_measures_what_the_server_does(capsys):
+    sweep = Sweep(streams=[1, 4], rounds=1, requests_a_stream=2, min_requests=2, deadline_s=10.0, seed=0)
+    with crowd_server(CrowdService(pause_s=0.005)) as server:
+        report, wrong = run_sweep(sweep, server, None)
+    one, four = report["rows"]
+    assert wrong == [] and one["statuses"] == {"OK": 2} and four["statuses"] == {"OK": 8}
+    assert one["between_ms_p50"] >= 5 and four["tokens_per_s"] > 2 * one["tokens_per_s"]
+    assert one["goodput_tokens_per_s"] == one["tokens_per_s"] and 0 < four["driver_cpu_share"] < 4
+    assert "| streams |" in capsys.readouterr().out
