@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be true after something went wrong: whose fault it was is told, everybody else gets their answer, and
+nothing is held."""
+
+import asyncio
+import errno
+import logging
+import threading
+
+import pytest
+
+from metrale_jax import LLM, SamplingParams
+from serving.client import AsyncClient, RetryPolicy, ServerError, UnavailableError
+from serving.core.keys import KeyRing
+from serving.core.lifecycle import State
+from serving.core.service import ServiceSettings
+from tests.serving.tiny_chat import write_tiny_chat
+from tests.serving.whole_server import whole_server
+
+SIZES = {"max_sequences": 4, "max_context_tokens": 256, "prefill_tokens": 32, "kv_cache_mib": 1}
+GREEDY = {"temperature": 0.0, "max_tokens": 20}
+PROMPTS = [f"Prompt number {n}, which is like no other." for n in range(6)]
+KEYS = """
+[[keys]]
+id = "loud"
+token = "loud-loud-loud-loud"
+[[keys]]
+id = "quiet"
+token = "quiet-quiet-quiet-quiet"
+"""
+ONCE = RetryPolicy(max_attempts=1)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_tiny_chat(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    return LLM(directory, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """The answer to each prompt, alone."""
+    return {prompt: model.generate([prompt], SamplingParams(**GREEDY))[0].token_ids for prompt in PROMPTS}
+
+
+@pytest.fixture
+def no_logs(caplog):
+    caplog.set_level(logging.CRITICAL)
+
+
+def client_of(server, token=None):
+    return AsyncClient(server.target, token=token, timeout_s=60, retries=ONCE)
+
+
+async def all_answers(client, prompts=PROMPTS):
+    return await asyncio.gather(*[client.generate(prompt, **GREEDY) for prompt in prompts], return_exceptions=True)
+
+
+def right(answers, expected):
+    return [answer.token_ids == expected[prompt] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+
+
+def failing(times, error, after=0):
+    """A function that goes on to another `after` so many calls, then raises so many times."""
+    calls = [0]
+
+    def around(inner):
+        def call(*given, **named):
+            calls[0] += 1
+            if after < calls[0] <= after + times:
+                raise error
+            return inner(*given, **named)
+
+        return call
+
+    return around
+
+
+def test_a_step_that_the_device_cannot_run_fails_who_is_in_it_and_nobody_after(model, expected, monkeypatch, no_logs):
+    device = model.engine.device
+    monkeypatch.setattr(device, "advance", failing(1, RuntimeError("device fault"), after=3)(device.advance))
+
+    async def scene():
+        async with whole_server(model) as server, client_of(server) as client:
+            first = await all_answers(client)
+            second = await all_answers(client)
+            await server.quiet()
+            assert await client.health() == "SERVING"
+            return first, second
+
+    first, second = asyncio.run(scene())
+    failed = [answer for answer in first if isinstance(answer, Exception)]
+    assert failed and all(isinstance(error, ServerError) and error.code == "INTERNAL" for error in failed)
+    served = [
+        answer.token_ids == expected[prompt]
+        for prompt, answer in zip(PROMPTS, first, strict=True)
+        if answer not in failed
+    ]
+    assert all(served) and all(right(second, expected))
+
+
+def test_a_step_that_raises_in_the_host_is_run_again_for_everybody(model, expected, monkeypatch, no_logs):
+    monkeypatch.setattr(model.engine, "_step", failing(1, KeyError("host fault"), after=4)(model.engine._step))
+
+    async def scene():
+        async with whole_server(model) as server, client_of(server) as client:
+            answers = await all_answers(client)
+            await server.quiet()
+            return answers
+
+    assert all(right(asyncio.run(scene()), expected))
+
+
+def test_a_dead_engine_thread_fails_what_is_in_flight_and_says_so(model, monkeypatch, no_logs):
+    dying = threading.Event()
+    step = model.step
+
+    def die():
+        if dying.is_set():
+            raise SystemExit("an interpreter that ends")
+        return step()
+
+    monkeypatch.setattr(model, "step", die)
+
+    async def scene():
+        async with whole_server(model) as server, client_of(server) as client:
+            stream = client.stream(PROMPTS[0], temperature=0.0, max_tokens=200)
+            await anext(stream)
+            dying.set()
+            with pytest.raises(UnavailableError, match="engine"):
+                async for _ in stream:
+                    pass
+            assert server.lifecycle.state is State.FAILED and await client.health() == "NOT_SERVING"
+            with pytest.raises(UnavailableError):
+                await client.generate(PROMPTS[0])
+
+    asyncio.run(scene())
+    model.engine.recover(model.engine.roster.busy, "the test is over", pool_lost=True)
+    model.engine.check()
+
+
+def test_a_stuck_step_is_noticed_and_told(model, monkeypatch, no_logs):
+    stuck, release = threading.Event(), threading.Event()
+    step = model.step
+
+    def wait():
+        if stuck.is_set():
+            release.wait(30)
+        return step()
+
+    monkeypatch.setattr(model, "step", wait)
+    settings = ServiceSettings("tiny", warm_up=False, stuck_after_s=1.0)
+
+    async def scene():
+        async with whole_server(model, settings=settings) as server, client_of(server) as client:
+            stream = client.stream(PROMPTS[0], temperature=0.0, max_tokens=200)
+            await anext(stream)
+            stuck.set()
+            with pytest.raises(UnavailableError, match="more than the 1 s allowed"):
+                async for _ in stream:
+                    pass
+            assert await client.health() == "NOT_SERVING"
+            release.set()
+
+    asyncio.run(scene())
+
+
+def test_one_tenant_that_fills_the_pool_holds_no_other_up(model, expected, tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    done = []
+
+    async def scene():
+        async with (
+            whole_server(model, KeyRing.open(path)) as server,
+            client_of(server, "loud-loud-loud-loud") as loud,
+            client_of(server, "quiet-quiet-quiet-quiet") as quiet,
+        ):
+
+            async def flood(n):
+                answer = await loud.generate(f"{n} " * 10, temperature=0.0, max_tokens=60, ignore_eos=True)
+                done.append("loud")
+                return answer
+
+            flooding = [asyncio.ensure_future(flood(n)) for n in range(40)]
+            while not model.engine.running:
+                await asyncio.sleep(0.005)
+            answers = await asyncio.gather(*[quiet.generate(prompt, **GREEDY) for prompt in PROMPTS])
+            done.append("quiet")
+            loud_ones = await asyncio.gather(*flooding)
+            await server.quiet()
+            assert all(answer.finish_reason == "length" for answer in loud_ones)
+            return answers
+
+    assert all(right(asyncio.run(scene()), expected))
+    assert done.index("quiet") <= 20, "the other tenant had to wait for the flood"
+
+
+def test_clients_that_vanish_leave_nothing_behind(model, expected):
+    async def scene():
+        async with whole_server(model) as server:
+            for _ in range(3):
+                leaving = client_of(server)
+                streams = [
+                    leaving.stream(prompt, temperature=0.0, max_tokens=200, ignore_eos=True) for prompt in PROMPTS
+                ]
+                await asyncio.gather(*[anext(stream) for stream in streams[:2]])
+                await leaving.close()
+            async with client_of(server) as client:
+                answers = await all_answers(client)
+            await server.quiet()
+            assert {record.outcome for record in server.records} == {"cancelled", "ok"}
+            return answers
+
+    assert all(right(asyncio.run(scene()), expected))
+
+
+def test_a_full_disk_below_the_prefix_cache_costs_no_answer(directory, expected, tmp_path, monkeypatch, no_logs):
+    refused = []
+
+    def full(path, *_):
+        refused.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("metrale_jax.engine.disk.write_saved", full)
+    small = LLM(directory, **SIZES, disk_cache=tmp_path / "cache", host_cache_mib=1)
+
+    async def scene():
+        async with whole_server(small) as server, client_of(server) as client:
+            answers = await all_answers(client)
+            small.spill()
+            again = await all_answers(client)
+            await server.quiet()
+            return answers, again
+
+    for answers in asyncio.run(scene()):
+        assert all(right(answers, expected))
+    assert refused
+
+
+def test_a_server_that_starts_again_finds_what_it_knew_on_disk(directory, expected, tmp_path):
+    async def scene():
+        llm = LLM(directory, **SIZES, disk_cache=tmp_path / "cache")
+        async with whole_server(llm) as server, client_of(server) as client:
+            answers = await all_answers(client)
+            await server.quiet()
+            return answers
+
+    cold, warm = asyncio.run(scene()), asyncio.run(scene())
+    assert all(right(cold, expected)) and all(right(warm, expected))
+    assert [answer.usage.cached_tokens for answer in cold] == [0] * len(PROMPTS)
+    assert all(answer.usage.cached_tokens >= 16 for answer in warm)
