@@ -17,7 +17,7 @@ from serving.core.events import Delta, Ended, Event
 from serving.core.gate import Gate
 from serving.core.lifecycle import Lifecycle
 from serving.core.limits import Meter
-from serving.core.link import EngineLink
+from serving.core.link import AbstractReceiver, EngineLink
 from serving.core.orders import Began, Order, Vectors
 from serving.core.outbox import Outbox
 from serving.core.records import CallRecord, Observer
@@ -59,7 +59,7 @@ class Arrival:
     queues: bool = True
 
 
-class Visit:
+class Visit(AbstractReceiver):
     """A context: entering it admits the call or raises `ServiceError`; leaving it, however, gives back all it held."""
 
     def __init__(self, desk: Desk, arrival: Arrival):
@@ -106,6 +106,8 @@ class Visit:
 
     def fail(self, error: ServiceError) -> None:
         """Ends the call from outside."""
+        if self._turn is not None:
+            self._turn.end()
         self._outbox.fail(error)
 
     async def aside(self, work: Callable[[], Any]) -> Any:
@@ -121,23 +123,32 @@ class Visit:
             taking = self._desk.turns.take(self._caller.key_id, params.priority if params else 0, num_answers)
             self._turn = await taking
         self._num_left = self._num_answers = num_answers
-        self._job_id = self._desk.link.order(make, self._outbox)
+        self._job_id = self._desk.link.order(make, self)
+
+    def receive(self, news: Event | Began | Vectors, last: bool) -> None:
+        # Here and not in `next`, so that a reader that is slow holds neither its place nor its turn.
+        if last:
+            self._turn.end()
+        if isinstance(news, Began):
+            self._note("queued_s")
+            if self._place is not None:
+                self._place.started()
+            return
+        if isinstance(news, Ended):
+            self._results.append(news.result)
+        elif isinstance(news, Delta):
+            self._drawn(news)
+        self._outbox.put(news)
 
     async def next(self) -> Event | Vectors:
         """The next thing that came. Raises `ServiceError` where an only answer failed, or came too late."""
-        while True:
-            async with self._in_time():
-                news = await self._outbox.take()
-            if isinstance(news, Began):
-                self._begun()
-                continue
-            if isinstance(news, Ended):
-                self._ended(news.result)
-            elif isinstance(news, Vectors):
-                self._num_left = 0
-            else:
-                self._drawn(news)
-            return news
+        async with self._in_time():
+            news = await self._outbox.take()
+        if not isinstance(news, Delta):
+            self._num_left -= 1
+        if isinstance(news, Ended):
+            self._raise_failure(news.result)
+        return news
 
     def _in_time(self) -> "_InTime":
         return _InTime(self.left_s, self._info.timeout_s)
@@ -145,19 +156,13 @@ class Visit:
     def _note(self, name: str) -> None:
         self._moments.setdefault(name, self._desk.clock() - self._arrived)
 
-    def _begun(self) -> None:
-        self._note("queued_s")
-        self._place.started()
-
     def _drawn(self, delta: Delta) -> None:
         self._num_drawn += len(delta.token_ids)
         if "first_token_s" not in self._moments:
             self._note("first_token_s")
             self._span.add_event("first_token")
 
-    def _ended(self, result: GenerationResult) -> None:
-        self._num_left -= 1
-        self._results.append(result)
+    def _raise_failure(self, result: GenerationResult) -> None:
         if result.error is None:
             return
         if result.finish_reason == "abort" and self.left_s is not None and self.left_s < LAST_WORD_S:

@@ -331,6 +331,21 @@ async def test_a_slow_reader_holds_nobody_up_and_gets_all_in_one_piece():
 
 
 @scenario
+async def test_answers_that_nobody_reads_keep_no_place_and_no_turn():
+    async with serving(gate=(3, 0)) as world:
+        unread = [world.service.generate(call(10), ANYBODY) for _ in range(20)]
+        for events in unread:
+            await anext(events)
+        await until(lambda: not world.llm.running)
+        assert world.gate.num_waiting == 0
+        assert isinstance((await all_of(world.service.generate(call(3), ANYBODY)))[-1], Ended)
+        for events in unread:
+            await events.aclose()
+        assert {record.outcome for record in world.records} == {"ok", "cancelled"}
+        assert all(record.generated_tokens == 10 for record in world.records if record.outcome == "cancelled")
+
+
+@scenario
 async def test_prompts_are_kept_in_records_only_where_asked_for():
     async with serving(keep_prompts=True) as world:
         await all_of(world.service.generate(call(1, text="secret"), ANYBODY))
