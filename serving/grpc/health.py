@@ -45,11 +45,12 @@ class HealthMethods:
     async def _watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         last = None
         while True:
-            changed, status = self._changed, self._status(request.service)
+            # Together, before the write: what changes during it is told after it.
+            changed, closed, status = self._changed, self._closed, self._status(request.service)
             if status != last:
                 await context.write(_Status(status=status).SerializeToString())
             last = status
-            if self._closed:
+            if closed:
                 return
             await changed.wait()
 

@@ -16,6 +16,8 @@ from serving.grpc.settings import GrpcSettings, TlsSettings
 
 # After the last call: what its status takes to leave.
 LINGER_S = 0.2
+# What a cancelled call may take to give back what it holds.
+STOP_S = 5.0
 SERVICES = (generation.SERVICE.full_name, kserve.SERVICE.full_name)
 
 
@@ -49,12 +51,11 @@ class GrpcFront:
         self._health.close()
         self._draining.set()
         stopping = asyncio.create_task(self._server.stop(grace_s))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._calls.idle.wait()
+        await self._idle(grace_s)
         # What is left are others' calls, such as an open reflection.
         await self._server.stop(LINGER_S)
         await stopping
+        await self._idle(STOP_S)
 
     async def stop(self) -> None:
         """Cancels all calls and stops; nothing where it is not started."""
@@ -62,6 +63,12 @@ class GrpcFront:
         self._draining.set()
         if self._server is not None:
             await self._server.stop(None)
+            await self._idle(STOP_S)
+
+    async def _idle(self, most_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._calls.idle.wait()
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         most = self._settings.max_requests_per_stream
