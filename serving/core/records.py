@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A call that ended. `outcome` is "ok" or a `Kind`'s value; `detail` the error's message, which may quote the call.
+    """A call that ended. `outcome` is "ok" or a `Kind`'s value; `detail` the error's message, which may quote the call;
+    `field` the field at fault.
 
     Seconds count from the call's arrival: `admitted_s` when the limits let it in, `queued_s` when its prompt began to
     run, `first_token_s`, `finished_s`; 0 where the point was not reached. `prompt_text` is the prompt where the service
@@ -31,6 +32,7 @@ class CallRecord:
     first_token_s: float = 0.0
     finished_s: float = 0.0
     prompt_text: str = ""
+    field: str = ""
 
 
 # Called on the event loop at a call's end; must be quick.
