@@ -38,7 +38,7 @@ class Place:
             give_up(started)
 
 
-@dataclass
+@dataclass(eq=False)
 class Gate:
     """A queue of at most `max_waiting_requests` prompts of `max_waiting_tokens` together; 0 is no limit. A prompt
     longer than that may wait alone. `clock` gives seconds that only grow. Any thread may ask.

@@ -70,7 +70,7 @@ class Permit:
             close(num_generated)
 
 
-@dataclass
+@dataclass(eq=False)
 class Meter:
     """Counts what each key does; `clock` gives seconds that only grow. Any thread may ask.
 
