@@ -22,7 +22,6 @@ class CallRecord:
     model: str
     outcome: str
     detail: str = ""
-    field: str = ""
     finish_reasons: tuple[str, ...] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
