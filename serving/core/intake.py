@@ -34,14 +34,29 @@ def prompt_tokens(llm: "LLM", prompt: Prompt, field: str = "prompt") -> Sequence
         raise ServiceError(
             Kind.INVALID, f"{field} has {len(given)} forms; give a text, token ids or a chat.", field=field
         )
-    try:
+    with _fault_of(field):
         if prompt.messages is not None:
             return llm.chat_tokens(prompt.messages, **prompt.template)
         if prompt.text is not None:
             return llm.tokenize(prompt.text, prompt.add_special_tokens)
-    except MetraleError as error:
-        raise ServiceError(Kind.INVALID, str(error), field=field) from error
     return prompt.token_ids
+
+
+def embedding_tokens(llm: "LLM", prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of texts to embed. Raises `ServiceError` for one that has none, or that does not fit."""
+    found = []
+    for index, prompt in enumerate(prompts):
+        place = f"inputs[{index}]"
+        tokens = prompt_tokens(llm, prompt, place)
+        with _fault_of(place):
+            found.append(llm.checked_tokens(tokens))
+    return tuple(found)
+
+
+def text_of(llm: "LLM", token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """The text of token ids. Raises `ServiceError` for ids that are none."""
+    with _fault_of("token_ids"):
+        return llm.detokenize(token_ids, skip_special_tokens) if token_ids else ""
 
 
 def prepared(llm: "LLM", tokens: Sequence[int], params: SamplingParams, caller: Caller, place: str) -> "Prepared":
@@ -84,6 +99,15 @@ def prepared_scores(
 def salted(caller: Caller, own: str) -> str:
     """The salt under which prefixes are cached: nobody else's can be the same."""
     return f"{len(caller.salt)}:{caller.salt}{own}" if caller.salt or own else ""
+
+
+@contextmanager
+def _fault_of(field: str) -> Iterator[None]:
+    """Out of it a `MetraleError` comes as the fault of this field."""
+    try:
+        yield
+    except MetraleError as error:
+        raise ServiceError(Kind.INVALID, str(error), field=field) from error
 
 
 @contextmanager

@@ -27,7 +27,15 @@ from serving.core.engine_thread import EngineThread
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Embedded, Ended, Event, ModelCard, Scored
 from serving.core.gate import Gate
-from serving.core.intake import guessed_tokens, prepared, prepared_fork, prepared_scores, prompt_tokens
+from serving.core.intake import (
+    embedding_tokens,
+    guessed_tokens,
+    prepared,
+    prepared_fork,
+    prepared_scores,
+    prompt_tokens,
+    text_of,
+)
 from serving.core.keys import KeyRing
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
@@ -178,12 +186,7 @@ class Service(AbstractService):
         _counted("inputs", call.inputs)
         with Visit(self._desk, self._arrival(call.info, caller, "embeddings", *call.inputs)) as visit:
             llm = self._model(call.info)
-            tokens = await visit.aside(
-                lambda: tuple(
-                    llm.checked_tokens(prompt_tokens(llm, prompt, f"inputs[{index}]"))
-                    for index, prompt in enumerate(call.inputs)
-                )
-            )
+            tokens = await visit.aside(lambda: embedding_tokens(llm, call.inputs))
             await visit.order(lambda job_id: EmbedOrder(job_id, tokens, call.pooling, call.normalize), 1)
             return (await visit.next()).embedded
 
@@ -196,7 +199,7 @@ class Service(AbstractService):
         given = Prompt(token_ids=call.token_ids)
         with Visit(self._desk, self._arrival(call.info, caller, "detokenize", given, queues=False)) as visit:
             llm = self._model(call.info)
-            return await visit.aside(lambda: llm.detokenize(call.token_ids, call.skip_special_tokens))
+            return await visit.aside(lambda: text_of(llm, call.token_ids, call.skip_special_tokens))
 
     def models(self) -> Sequence[ModelCard]:
         return self._cards
