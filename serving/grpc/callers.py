@@ -29,7 +29,9 @@ def caller_of(service: AbstractService, context: grpc.aio.ServicerContext) -> Ca
     return replace(caller, trace=trace) if trace else caller
 
 
-def call_info(context: grpc.aio.ServicerContext, method: str, model: str, request_id: str, field: str) -> CallInfo:
+def call_info(
+    context: grpc.aio.ServicerContext, method: str, model: str, request_id: str, field: str = "request_id"
+) -> CallInfo:
     """What goes with a call; a fresh id where `request_id` is empty. `field` is where the message has it.
 
     Raises `ServiceError` for an id that metadata cannot carry.
@@ -51,10 +53,7 @@ async def announce(context: grpc.aio.ServicerContext, request_id: str) -> None:
 
 
 def _token(metadata: dict[str, str]) -> str | None:
-    given = metadata.get("authorization")
-    if given is None:
-        return metadata.get("x-api-key") or None
-    scheme, _, token = given.partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise ServiceError(Kind.UNAUTHENTICATED, "The authorization is not of the form 'Bearer KEY'; send it so.")
-    return token.strip()
+    # Whatever else is in `authorization` may be a proxy's.
+    scheme, _, token = metadata.get("authorization", "").partition(" ")
+    own = token.strip() if scheme.lower() == "bearer" else ""
+    return own or metadata.get("x-api-key") or None

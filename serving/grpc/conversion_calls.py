@@ -32,11 +32,9 @@ _POOLINGS = MappingProxyType(
 )
 
 
-def generate_call(request: generate_pb2.GenerateRequest, info: CallInfo, path: str = "") -> GenerateCall:
-    """The call; `path` is where the request itself stands, with its dot."""
-    return GenerateCall(
-        prompt_of(request.prompt, f"{path}prompt"), sampling_params(request.params, f"{path}params"), info
-    )
+def generate_call(request: generate_pb2.GenerateRequest, info: CallInfo) -> GenerateCall:
+    """The call."""
+    return GenerateCall(prompt_of(request.prompt, "prompt"), sampling_params(request.params, "params"), info)
 
 
 def fork_call(request: generate_pb2.ForkRequest, info: CallInfo) -> ForkCall:

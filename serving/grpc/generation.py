@@ -83,12 +83,13 @@ class GenerateMethods:
         await context.send_initial_metadata(())
         stream = RequestStream(context.write, "GenerateStream", self._max_requests)
         try:
-            async for raw in incoming(context, self._draining):
-                request = parsed(generate_pb2.GenerateStreamRequest, raw)
-                if request.WhichOneof("action") == "cancel":
-                    await stream.take_back(request.cancel.request_id)
-                else:
-                    await self._start(request, stream, caller, context)
+            async with aclosing(incoming(context, self._draining)) as raws:
+                async for raw in raws:
+                    request = parsed(generate_pb2.GenerateStreamRequest, raw)
+                    if request.WhichOneof("action") == "cancel":
+                        await stream.take_back(request.cancel.request_id)
+                    else:
+                        await self._start(request, stream, caller, context)
             await stream.finish()
         finally:
             await stream.close()
@@ -101,9 +102,9 @@ class GenerateMethods:
         try:
             if request.WhichOneof("action") is None:
                 raise ServiceError(Kind.INVALID, "The action is missing; generate or cancel.", field="action")
-            info = call_info(context, "GenerateStream", asked.model, asked.request_id, "generate.request_id")
+            info = call_info(context, "GenerateStream", asked.model, asked.request_id)
             stream.check_room(info.request_id)
-            call = generate_call(asked, info, "generate.")
+            call = generate_call(asked, info)
         except ServiceError as error:
             await stream.send(failure_bytes(asked.request_id, error))
         else:
@@ -153,7 +154,7 @@ class GenerateMethods:
         return generate_pb2.ListModelsResponse(models=[model_message(card) for card in self._service.models()])
 
     def _asked(self, context: Context, method: str, model: str, request_id: str) -> tuple[Caller, CallInfo]:
-        return caller_of(self._service, context), call_info(context, method, model, request_id, "request_id")
+        return caller_of(self._service, context), call_info(context, method, model, request_id)
 
     async def _write_events(
         self, events: AsyncIterator[Event], info: CallInfo, context: Context, only_whole: bool

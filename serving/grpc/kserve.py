@@ -156,16 +156,17 @@ class KserveMethods:
         # Clients give several requests one id, or none.
         places = itertools.count()
         try:
-            async for raw in incoming(context, self._draining):
-                request = parsed(messages.ModelInferRequest, raw)
-                try:
-                    place = str(next(places))
-                    stream.check_room(place)
-                    inference = self._inference(request, context, "ModelStreamInfer")
-                except ServiceError as error:
-                    await stream.send(failed_response(request.id, error))
-                else:
-                    self._start(stream, place, request, inference, caller)
+            async with aclosing(incoming(context, self._draining)) as raws:
+                async for raw in raws:
+                    request = parsed(messages.ModelInferRequest, raw)
+                    try:
+                        place = str(next(places))
+                        stream.check_room(place)
+                        inference = self._inference(request, context, "ModelStreamInfer")
+                    except ServiceError as error:
+                        await stream.send(failed_response(request.id, error))
+                    else:
+                        self._start(stream, place, request, inference, caller)
             await stream.finish()
         finally:
             await stream.close()

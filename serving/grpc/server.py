@@ -50,6 +50,8 @@ class GrpcFront:
         """Takes no more calls and lets those that run end, for `grace_s` at most; then cancels them and stops."""
         self._health.close()
         self._draining.set()
+        if self._server is None:
+            return
         stopping = asyncio.create_task(self._server.stop(grace_s))
         await self._idle(grace_s)
         # What is left are others' calls, such as an open reflection.
@@ -101,6 +103,8 @@ def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", round(settings.keepalive_time_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
+        # A call may long have nothing to say.
+        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", ping_interval_ms),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", ping_interval_ms),
     ]

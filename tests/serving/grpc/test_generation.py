@@ -263,8 +263,9 @@ KEYS = {"secret": Caller(key_id="k1", salt="s1")}
         (("authorization", "bearer  secret "),),
         (("x-api-key", "secret"),),
         (("x-api-key", "other"), ("authorization", "Bearer secret")),
+        (("x-api-key", "secret"), ("authorization", "Basic proxy")),
     ],
-    ids=["bearer", "lower", "api-key", "both"],
+    ids=["bearer", "lower", "api-key", "both", "proxy"],
 )
 def test_a_key_is_read_from_metadata(metadata):
     async def check():

@@ -5,9 +5,17 @@ import asyncio
 
 import grpc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from serving.core.calls import CallInfo
+from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
+from serving.grpc import conversion_calls
+from serving.grpc.kserve_calls import inference_of
+from serving.grpc.methods import parsed
 from serving.grpc.stubs import generate_pb2 as pb
+from serving.grpc.stubs import open_inference_pb2
 from tests.serving.grpc.fronts import asked, fronted, refused, run, stalled
 from tests.serving.scripted import ScriptedService, answer
 
@@ -127,15 +135,18 @@ def test_two_hundred_streams_run_at_a_time():
     run(check())
 
 
-def test_more_streams_than_a_connection_may_have_wait_for_their_turn():
+def test_more_calls_than_a_connection_may_have_do_not_run():
     async def check():
-        gate = asyncio.Event()
-        service = ScriptedService(script=(gate, *answer("b")))
+        service = ScriptedService(script=(asyncio.Event(),))
         async with fronted(service, max_concurrent_streams=2) as world:
-            calls = [world.stub.GenerateUnary(asked(request_id=f"q{place}")) for place in range(5)]
+            # With its answer comes what the server allows.
+            await world.stub.ListModels(pb.ListModelsRequest())
+            calls = [world.stub.GenerateUnary(asked()) for _ in range(5)]
             await service.until(lambda: len(service.running) == 2)
-            gate.set()
-            assert len([await call for call in calls]) == 5
+            await asyncio.sleep(0.1)
+            assert len(service.asked) == 2
+            for call in calls:
+                call.cancel()
 
     run(check())
 
@@ -162,3 +173,77 @@ def test_bytes_that_are_no_http_do_not_harm():
             assert (await world.stub.ListModels(pb.ListModelsRequest())).models
 
     run(check())
+
+
+def test_a_client_that_pings_too_often_is_sent_away():
+    async def check():
+        async with fronted(ScriptedService(), min_ping_interval_s=60) as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.front.port)
+            preface, no_settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\x04\0\0\0\0\0"
+            writer.write(preface + no_settings + b"\0\0\x08\x06\0\0\0\0\0pingping" * 20)
+            frames = await reader.read()
+            # GOAWAY names its error, 11 for a client that shall calm down, and says why.
+            assert b"\0\0\0\x0b" in frames and b"too_many_pings" in frames
+            writer.close()
+            await writer.wait_closed()
+
+    run(check())
+
+
+def rich_prompt() -> pb.Prompt:
+    message = pb.Message(role="user", content="hi", name="ann")
+    message.extra.update({"a": [1.5, None, {"b": True}]})
+    return pb.Prompt(chat=pb.Chat(messages=[message, message], add_generation_prompt=False))
+
+
+RICH_PARAMS = pb.SamplingParams(
+    n=2,
+    temperature=0.7,
+    logit_bias={5: 1.5},
+    allowed_token_ids=pb.TokenIds(ids=[1, 300]),
+    bad_words=[pb.BadWord(text="no"), pb.BadWord(token_ids=pb.TokenIds(ids=[7]))],
+    stop=["END"],
+    json_schema='{"type": "object"}',
+    early_stopping=pb.EARLY_STOPPING_NEVER,
+    deadline_s=3.5,
+)
+RICH_INFERENCE = open_inference_pb2.ModelInferRequest(
+    model_name="m",
+    id="q",
+    parameters={"max_tokens": open_inference_pb2.InferParameter(int64_param=3)},
+    inputs=[
+        open_inference_pb2.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[1])
+        for name, datatype in [("text_input", "BYTES"), ("temperature", "FP32"), ("stream", "BOOL")]
+    ],
+    outputs=[open_inference_pb2.ModelInferRequest.InferRequestedOutputTensor(name="token_ids")],
+    raw_input_contents=[b"\x02\0\0\0hi", b"\0\0\x80?", b"\x01"],
+)
+BRANCH = pb.Branch(continuation=pb.Prompt(text=" x"), params=RICH_PARAMS)
+CONVERSIONS = {
+    "generate": (conversion_calls.generate_call, pb.GenerateRequest(prompt=rich_prompt(), params=RICH_PARAMS)),
+    "fork": (conversion_calls.fork_call, pb.ForkRequest(prompt=rich_prompt(), branches=[BRANCH])),
+    "score": (conversion_calls.score_call, pb.ScoreRequest(prompt=rich_prompt(), continuations=[pb.Prompt(text="a")])),
+    "embed": (conversion_calls.embed_call, pb.EmbedRequest(inputs=[rich_prompt()], pooling=pb.POOLING_LAST)),
+    "kserve": (inference_of, RICH_INFERENCE),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_whatever_bytes_come_they_are_a_call_or_an_invalid_argument(name):
+    convert, whole = CONVERSIONS[name]
+    encoded = whole.SerializeToString()
+    assert convert(parsed(type(whole), encoded), CallInfo())
+
+    @settings(deadline=None, max_examples=150)
+    @given(st.data())
+    def check(data):
+        changed = bytearray(encoded)
+        for _ in range(data.draw(st.integers(1, 4))):
+            changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+        cut = data.draw(st.integers(0, len(changed)) | st.none())
+        try:
+            convert(parsed(type(whole), bytes(changed[:cut])), CallInfo())
+        except ServiceError as error:
+            assert error.kind is Kind.INVALID
+
+    check()

@@ -80,7 +80,7 @@ def test_a_failed_request_leaves_the_others_alone():
             assert (late.code, late.message, late.field, late.retry_after_s) == (8, "Too many.", "model", 2.5)
             assert failures["odd"].code == 13 and "secret" not in failures["odd"].message
             assert not failures["odd"].HasField("retry_after_s")
-            assert (failures["empty"].code, failures["empty"].field) == (INVALID, "generate.prompt")
+            assert (failures["empty"].code, failures["empty"].field) == (INVALID, "prompt")
             assert failures["bad"].code == INVALID
             assert service.ended.count("fine") == 1
 
