@@ -197,7 +197,7 @@ def rich_prompt() -> pb.Prompt:
 
 
 RICH_PARAMS = pb.SamplingParams(
-    n=2,
+    n=1,
     temperature=0.7,
     logit_bias={5: 1.5},
     allowed_token_ids=pb.TokenIds(ids=[1, 300]),
