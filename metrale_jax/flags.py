@@ -18,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type, **defaults: Any) ->
     group = parser.add_argument_group(config.__name__)
     for field in fields(config):
         flag = "--" + field.name.replace("_", "-")
-        kinds = _kinds(hints[field.name])
+        kinds = kinds_of(hints[field.name])
         own = None if field.default is MISSING else field.default
         about = f"default {defaults.get(field.name, own)}"
         literals = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
@@ -61,7 +61,8 @@ def _pairs(text: str) -> list[tuple[int, float]]:
     return pairs
 
 
-def _kinds(hint: Any) -> set[type]:
+def kinds_of(hint: Any) -> set[type]:
+    """The types that an annotation allows, of a generic one its origin; a `Literal` stays as it is."""
     if get_origin(hint) in (Union, types.UnionType):
-        return {kind for part in get_args(hint) for kind in _kinds(part)}
+        return {kind for part in get_args(hint) for kind in kinds_of(part)}
     return {hint if get_origin(hint) is Literal else get_origin(hint) or hint}

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServeConfig`: what the server can be told beside `LLMConfig`, which is told of the model."""
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.core.option_types import refuse_wrong_types
+from serving.core.keys import KeyLimits
+
+LOG_FORMATS = ("json", "text")
+PORTS = ("grpc_port", "side_port")
+MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads")
+ABOVE_ZERO = ("keepalive_s", "keepalive_timeout_s", "min_ping_interval_s")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Everything that the server can be told; None is not there, and 0 is off or no limit where nothing else is said.
+
+    `model` is as for `LLM`, `served_name` what clients call it (its own name). gRPC listens at `host` and `grpc_port`
+    (0: any free one), with TLS where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of
+    `tls_client_ca`, where it is given. `/metrics`, `/health` and `/ready` are at `side_host` and `side_port`.
+    `key_file` says who may call (see `serving.core.keys`); without it everybody may, and together they have the limits
+    that begin with `anonymous_`. `max_waiting_requests` and `max_waiting_tokens` bound the queue. Calls that name no
+    timeout have `timeout_s`, and none has more than `max_timeout_s`. A message has at most `max_message_mib`, a
+    connection `max_streams` calls, a call of many requests `max_requests_per_stream`.
+    On SIGTERM calls have `grace_s` to end. A step that takes longer than `stuck_after_s`, or `compile_after_s` where it
+    compiles, ends the server. `warm_up` compiles all that a load can need before the first call is taken;
+    `keep_programs` keeps compiled programs, in `compile_cache` or the cache directory of the command line.
+    `prepare_threads` tokenize. `log_prompts` puts prompts and whole error messages into the log.
+    """
+
+    model: str = "smollm2-135m"
+    served_name: str | None = None
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+    side_host: str = "127.0.0.1"
+    side_port: int = 0
+    key_file: str | Path | None = None
+    tls_certificate: str | Path | None = None
+    tls_key: str | Path | None = None
+    tls_client_ca: str | Path | None = None
+    anonymous_requests_per_minute: int = 0
+    anonymous_tokens_per_minute: int = 0
+    anonymous_max_concurrent: int = 0
+    max_waiting_requests: int = 256
+    max_waiting_tokens: int = 262144
+    timeout_s: float = 0.0
+    max_timeout_s: float = 0.0
+    max_message_mib: int = 32
+    max_streams: int = 1024
+    max_requests_per_stream: int = 256
+    keepalive_s: float = 60.0
+    keepalive_timeout_s: float = 20.0
+    min_ping_interval_s: float = 10.0
+    grace_s: float = 30.0
+    stuck_after_s: float = 60.0
+    compile_after_s: float = 600.0
+    prepare_threads: int = 2
+    warm_up: bool = True
+    keep_programs: bool = True
+    reflection: bool = True
+    compression: bool = False
+    tracing: bool = False
+    log_format: str = "json"
+    log_prompts: bool = False
+
+    def __post_init__(self):
+        refuse_wrong_types(self)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, bool) and isinstance(value, int | float):
+                self._check_number(field.name, value)
+            if value == "":
+                raise ConfigError(f"{field.name}='' is empty; give a name, or leave it out.")
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(f"log_format={self.log_format!r} is not one of {', '.join(LOG_FORMATS)}; choose one.")
+        self._check_together()
+
+    def _check_number(self, name: str, value: float) -> None:
+        if not math.isfinite(value) or value < 0:
+            raise ConfigError(f"{name}={value!r} is not a finite number from 0; give one.")
+        if name in PORTS and value > 65535:
+            raise ConfigError(f"{name}={value} is above 65535; give a port.")
+        if (name in MIN_ONE and value < 1) or (name in ABOVE_ZERO and value == 0):
+            raise ConfigError(f"{name}={value} is too small; give {1 if name in MIN_ONE else 'a number of seconds'}.")
+
+    def _check_together(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            there, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
+            raise ConfigError(
+                f"{there} is given without {missing}; give both, or neither for connections in the clear."
+            )
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ConfigError("tls_client_ca is given without tls_certificate; give tls_certificate and tls_key too.")
+        if self.key_file is not None and self.anonymous_limits != KeyLimits():
+            raise ConfigError(
+                "anonymous_* limits are given with a key_file, which lets nobody in without a key; drop one."
+            )
+
+    @property
+    def anonymous_limits(self) -> KeyLimits:
+        """What all callers together may do where there are no keys."""
+        return KeyLimits(
+            self.anonymous_requests_per_minute, self.anonymous_tokens_per_minute, self.anonymous_max_concurrent
+        )
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.served_name or self.model
