@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.flags import add_flags, chosen
@@ -19,9 +20,21 @@ EPILOG = "MODEL is an alias (smollm2-135m, gemma3-270m), a Hugging Face director
 # A terminal wants the likeliest answer, and the whole of it.
 ANSWER_DEFAULTS = {"temperature": 0.0, "max_tokens": 256}
 
-# Commands that live above this module: each names a module with `ABOUT`, `add_arguments(parser)` and
-# `run(arguments, load)`, where `load()` gives the model as an `LLM`.
-SERVING_COMMANDS = {"batch": "serving.batch.command"}
+
+class ServingCommand(NamedTuple):
+    """A command that lives above this module, in one with `ABOUT`, `add_arguments(parser)` and `run(arguments, load)`.
+
+    `load()` gives the model as an `LLM`. One that `loads_itself` brings all its flags and has `run(arguments)`.
+    """
+
+    module: str
+    loads_itself: bool = False
+
+
+SERVING_COMMANDS = {
+    "batch": ServingCommand("serving.batch.command"),
+    "serve": ServingCommand("serving.serve_command", loads_itself=True),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,18 +79,23 @@ def _parser() -> argparse.ArgumentParser:
         if name == "generate":
             sub.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads standard input")
             sub.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
-    for name, module in SERVING_COMMANDS.items():
-        _add_serving(commands, name, importlib.import_module(module))
+    for name, serving in SERVING_COMMANDS.items():
+        _add_serving(commands, name, serving)
     add_convert(commands, EPILOG)
     add_plan(commands, EPILOG)
     add_train_drafter(commands, EPILOG)
     return parser
 
 
-def _add_serving(commands, name: str, module) -> None:
+def _add_serving(commands, name: str, serving: ServingCommand) -> None:
     from metrale_jax.llm_config import LLMConfig
 
+    module = importlib.import_module(serving.module)
     sub = commands.add_parser(name, help=module.ABOUT, description=module.ABOUT, epilog=EPILOG)
+    if serving.loads_itself:
+        sub.set_defaults(command=module.run)
+        module.add_arguments(sub)
+        return
     sub.set_defaults(command=partial(_with_stack, partial(_serve, module)))
     sub.add_argument("--model", default="smollm2-135m", help="default smollm2-135m")
     _add_running(sub)

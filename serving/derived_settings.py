@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each part of the server is told, out of the settings of the whole."""
+
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+
+from metrale_jax.core.errors import ConfigError
+from metrale_jax.llm_config import LLMConfig
+from serving.config import ServeConfig
+from serving.core.service import ServiceSettings
+from serving.grpc.settings import MIB, GrpcSettings, TlsSettings
+from serving.settings_sources import Resolved
+
+
+def service_settings(config: ServeConfig) -> ServiceSettings:
+    """The service's."""
+    return ServiceSettings(
+        served_name=config.name,
+        timeout_s=config.timeout_s,
+        max_timeout_s=config.max_timeout_s,
+        stuck_after_s=config.stuck_after_s,
+        compile_after_s=config.compile_after_s,
+        keep_prompts=config.log_prompts,
+        warm_up=config.warm_up,
+        threads=config.prepare_threads,
+    )
+
+
+def grpc_settings(config: ServeConfig, version: str) -> GrpcSettings:
+    """The gRPC front's. Raises `ConfigError` for a TLS file that cannot be read."""
+    return GrpcSettings(
+        host=config.host,
+        port=config.grpc_port,
+        tls=_tls(config),
+        max_receive_message_bytes=config.max_message_mib * MIB,
+        max_send_message_bytes=config.max_message_mib * MIB,
+        keepalive_time_s=config.keepalive_s,
+        keepalive_timeout_s=config.keepalive_timeout_s,
+        min_ping_interval_s=config.min_ping_interval_s,
+        max_concurrent_streams=config.max_streams,
+        max_requests_per_stream=config.max_requests_per_stream,
+        reflection=config.reflection,
+        compression=config.compression,
+        version=version,
+    )
+
+
+def llm_settings(resolved: Resolved) -> LLMConfig:
+    """The model's."""
+    return resolved.llm if resolved.serve.keep_programs else replace(resolved.llm, compile_cache=None)
+
+
+def exposed(config: ServeConfig) -> str:
+    """What a stranger on the network could do, for a warning; "" where none can reach it or nothing is amiss."""
+    if _is_loopback(config.host):
+        return ""
+    if config.key_file is None and config.tls_client_ca is None:
+        return f"everybody who reaches {config.host} may call; name a key_file or a tls_client_ca, or host 127.0.0.1."
+    if config.tls_certificate is None:
+        return f"keys and prompts cross the network to {config.host} in the clear; name tls_certificate and tls_key."
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tls(config: ServeConfig) -> TlsSettings | None:
+    if config.tls_certificate is None:
+        return None
+    client_ca = None if config.tls_client_ca is None else _pem("tls_client_ca", config.tls_client_ca)
+    return TlsSettings(_pem("tls_certificate", config.tls_certificate), _pem("tls_key", config.tls_key), client_ca)
+
+
+def _pem(name: str, path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name}={str(path)!r} cannot be read ({error.strerror}); name a PEM file.") from None

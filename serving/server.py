@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`serve`: the server put together from its settings, from its first line in the log to its last."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+
+from metrale_jax.core.errors import MetraleError
+from metrale_jax.llm_config import checked_limits
+from serving.core.gate import Gate
+from serving.core.journal import Journal, write_all
+from serving.core.keys import KeyRing
+from serving.core.lifecycle import Lifecycle, State
+from serving.core.limits import Meter
+from serving.core.records import CallRecord
+from serving.core.service import Parts, Service
+from serving.core.tracing import Tracing, open_tracing
+from serving.derived_settings import exposed, grpc_settings, llm_settings, service_settings
+from serving.grpc.server import GrpcFront, make_server
+from serving.metrics import CONTENT_TYPE, EngineCollector, RequestHistograms, exposition
+from serving.service_metrics import CallMetrics, ServiceCollector
+from serving.settings_sources import Resolved
+from serving.side_port import SidePort
+
+if TYPE_CHECKING:
+    from metrale_jax.llm import LLM
+
+STDERR = 2
+DEAD = 70
+# After the grace: what the last statuses take to leave, and the engine to put away what it keeps.
+FAREWELL_S, ENGINE_S, JOURNAL_S = 2.0, 10.0, 2.0
+# Where the engine cannot be waited for: a load, a step that hangs, a second signal.
+NO_WAIT_S = 0.2
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The exit status, and whether the engine's thread has ended."""
+
+    status: int
+    clean: bool
+
+
+def serve(resolved: Resolved, exporter: str, protocol: str) -> Ending:
+    """How it ended. Raises `MetraleError` for mistakes, those in loading the model included. `exporter` and `protocol`
+    are for traces, as `open_tracing` has them."""
+    checked_limits(resolved.llm)
+    config = resolved.serve
+    with ExitStack() as stack:
+        journal = Journal(partial(write_all, STDERR), config.log_format, config.log_prompts, time.time)
+        stack.callback(journal.close, JOURNAL_S)
+        stack.enter_context(_logging_to(journal))
+        tracing = open_tracing(exporter, protocol) if config.tracing else Tracing()
+        stack.callback(tracing.close)
+        return asyncio.run(_Server(resolved, journal, tracing).run())
+
+
+class _Server:
+    """Its parts, and what befell it: the signals that came, why the engine failed, what was wrong with the model."""
+
+    def __init__(self, resolved: Resolved, journal: Journal, tracing: Tracing):
+        self._config, self._llm_config, self._journal = resolved.serve, llm_settings(resolved), journal
+        config = self._config
+        self._keys = KeyRing.open(config.key_file) if config.key_file else KeyRing.anonymous(config.anonymous_limits)
+        self._lifecycle, self._registry = Lifecycle(), CollectorRegistry()
+        meter = Meter(self._keys.limits_of, time.monotonic)
+        gate = Gate(config.max_waiting_requests, config.max_waiting_tokens, time.monotonic)
+        self._count = CallMetrics(self._registry)
+        self._registry.register(ServiceCollector(self._lifecycle, meter, gate))
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._parts = Parts(self._keys, meter, gate, self._lifecycle, self._observe, tracing)
+        self._signals: list[signal.Signals] = []
+        self._failed = False
+        self._mistake: MetraleError | None = None
+        self._stop, self._at_once = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> Ending:
+        """How it ended."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._hear, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        service = Service(self._load, service_settings(self._config), self._parts)
+        front = make_server(service, grpc_settings(self._config, version("metrale-jax")))
+        self._lifecycle.listen(partial(self._moved, loop, front))
+        with ExitStack() as stack:
+            side_port = self._open_side_port(stack)
+            await front.start()
+            self._tell_where(front.port, side_port)
+            try:
+                service.start()
+                await self._stop.wait()
+                await (front.drain(FAREWELL_S) if self._failed else self._drain(service, front))
+            finally:
+                await front.stop()
+                in_hand = service.llm is not None and not self._failed and not self._at_once.is_set()
+                clean = await service.stop(ENGINE_S if in_hand else NO_WAIT_S)
+        if self._mistake is not None:
+            raise self._mistake
+        status = DEAD if self._failed else 128 + self._signals[-1] if self._at_once.is_set() else 0
+        self._journal.event("stopped", status=status)
+        return Ending(status, clean)
+
+    async def _drain(self, service: Service, front: GrpcFront) -> None:
+        """Returns when all calls have ended or were ended, or at a second signal."""
+        grace_s = self._config.grace_s
+        draining = asyncio.gather(service.drain(grace_s), front.drain(grace_s + FAREWELL_S))
+        at_once = asyncio.create_task(self._at_once.wait())
+        await asyncio.wait((draining, at_once), return_when=asyncio.FIRST_COMPLETED)
+        if draining.done():
+            self._journal.event("drained", calls_ended=draining.result()[0])
+        draining.cancel()
+        at_once.cancel()
+        await asyncio.gather(draining, at_once, return_exceptions=True)
+
+    def _load(self) -> "LLM":
+        """The model, in the engine's thread."""
+        from metrale_jax.llm import LLM
+
+        options = {field.name: getattr(self._llm_config, field.name) for field in fields(self._llm_config)}
+        try:
+            llm = LLM(self._config.model, on_finish=RequestHistograms(self._registry), **options)
+        except MetraleError as error:
+            self._mistake = error
+            raise
+        self._registry.register(EngineCollector(llm.stats))
+        return llm
+
+    def _observe(self, record: CallRecord) -> None:
+        self._count(record)
+        self._journal(record)
+
+    def _moved(self, loop: asyncio.AbstractEventLoop, front: GrpcFront, state: State, reason: str) -> None:
+        """Any thread may come here."""
+        level = "error" if state is State.FAILED else "info"
+        self._journal.event("state", level, state=state.value, **({"reason": reason} if reason else {}))
+        loop.call_soon_threadsafe(front.set_serving, state is State.SERVING)
+        if state is State.FAILED:
+            self._failed = True
+            loop.call_soon_threadsafe(self._stop.set)
+
+    def _hear(self, number: signal.Signals) -> None:
+        self._journal.event("signal", name=number.name)
+        if self._signals:
+            self._at_once.set()
+        self._signals.append(number)
+        self._stop.set()
+
+    def _reload(self) -> None:
+        try:
+            self._journal.event("keys_read", count=self._keys.reloaded())
+        except MetraleError as error:
+            self._journal.event("keys_kept", "error", reason=str(error))
+
+    def _open_side_port(self, stack: ExitStack) -> int:
+        """The port it listens on; 0 without one."""
+        if not self._config.side_port:
+            return 0
+        metrics = partial(exposition, self._registry)
+        side = SidePort(
+            self._config.side_host, self._config.side_port, self._lifecycle, lambda: (metrics(), CONTENT_TYPE)
+        )
+        stack.callback(side.stop)
+        return side.start()
+
+    def _tell_where(self, grpc_port: int, side_port: int) -> None:
+        config = self._config
+        self._journal.event(
+            "listening",
+            grpc=_address(config.host, grpc_port),
+            side=_address(config.side_host, side_port) if side_port else "",
+            model=config.name,
+            tls=config.tls_certificate is not None,
+            keys=len(self._keys.ids),
+        )
+        if exposed(config):
+            self._journal.event("exposed", "warning", about=exposed(config))
+
+
+@contextmanager
+def _logging_to(journal: Journal) -> Iterator[None]:
+    """A context in which what libraries log are lines of the journal."""
+    handler, root = journal.handler(), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
