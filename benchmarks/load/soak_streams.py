@@ -9,7 +9,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from serving.client import AsyncClient, CallCancelledError, ClientError, DeadlineError, Piece, RetryPolicy
+from serving.client import (
+    AsyncClient,
+    CallCancelledError,
+    ClientError,
+    DeadlineError,
+    ExhaustedError,
+    Piece,
+    RetryPolicy,
+)
 from serving.client.session import Session
 
 # Retries would hide what a soak looks for.
@@ -142,8 +150,9 @@ class Visitor:
             within_s = self._draw.uniform(*HURRY_S)
             stream = self._client.stream(known["prompt"], **known["params"], timeout_s=within_s)
             await self._read(stream, known)
-        except DeadlineError:
-            return "DEADLINE_EXCEEDED"
+        except (DeadlineError, ExhaustedError) as error:
+            # A server may say at once that its queue is longer than that.
+            return error.code
         return "ok"
 
     async def wrong(self) -> str:
