@@ -5,19 +5,25 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
-START_S = 300
+from serving.client import Client, DeadlineError, UnavailableError
+
+START_S = 600
 STOP_S = 60
+POLL_S = 0.2
+# What the load asks for is meant to be answered, not turned away.
+ALL_MAY_WAIT = ("--max-waiting-requests", "0", "--max-waiting-tokens", "0")
 METRIC = re.compile(r"^(metrale_\w+)(\{[^}]*\})? ([-+.\w]+)$", re.MULTILINE)
 GAUGES = {
     'metrale_kv_blocks{state="used"}': "blocks_used",
@@ -75,15 +81,26 @@ def process_sample(pid: int) -> dict:
 @contextmanager
 def started(model: str, arguments: Sequence[str]) -> Iterator[Server]:
     """A server of its own process, on free ports of this machine. Raises `RuntimeError` where it does not come up."""
-    command = [sys.executable, "-m", "metrale_jax", "serve", model, "--grpc-port", "0", "--side-port", "0", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "metrale_jax",
+        "serve",
+        model,
+        "--grpc-port",
+        "0",
+        "--side-port",
+        str(_free_port()),
+    ]
+    process = subprocess.Popen([*command, *ALL_MAY_WAIT, *arguments], stderr=subprocess.PIPE, text=True)
     server = Server("", pid=process.pid)
-    ready = threading.Event()
-    reader = threading.Thread(target=_follow, args=(process, server, ready), daemon=True)
+    told = threading.Event()
+    reader = threading.Thread(target=_follow, args=(process, server, told), daemon=True)
     reader.start()
     try:
-        if not ready.wait(START_S) or not server.target:
+        if not told.wait(START_S) or not server.target:
             raise RuntimeError("the server did not say where it listens:\n" + "".join(server.log))
+        await_serving(server, lambda: process.poll() is None)
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
@@ -93,6 +110,26 @@ def started(model: str, arguments: Sequence[str]) -> Iterator[Server]:
             process.kill()
             process.wait()
         reader.join(STOP_S)
+
+
+def await_serving(server: Server, runs: Callable[[], bool] = lambda: True) -> None:
+    """Comes back when the server takes calls. Raises `RuntimeError` where it does not within `START_S`, or is gone."""
+    ends_at_s = time.monotonic() + START_S
+    with Client(server.target) as client:
+        while runs() and time.monotonic() < ends_at_s:
+            try:
+                if client.health(timeout_s=POLL_S * 10) == "SERVING":
+                    return
+            except (UnavailableError, DeadlineError):
+                pass
+            time.sleep(POLL_S)
+    raise RuntimeError("the server does not serve:\n" + "".join(server.log))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _follow(process: subprocess.Popen, server: Server, ready: threading.Event) -> None:
@@ -114,4 +151,4 @@ def addresses(line: str) -> tuple[str, str] | None:
         return None
     if not isinstance(record, dict) or not {"grpc", "side"} <= set(record):
         return None
-    return str(record["grpc"]), f"http://{record['side']}"
+    return str(record["grpc"]), f"http://{record['side']}" if record["side"] else ""

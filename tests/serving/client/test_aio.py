@@ -119,6 +119,16 @@ def test_closing_a_stream_cancels_its_call(run, servicer):
     run(work)
 
 
+def test_forgetting_a_stream_cancels_its_call(run, servicer):
+    async def work(client):
+        stream = client.stream("wait for me")
+        assert await anext(stream) == "wait "
+        del stream
+        await gone(servicer)
+
+    run(work)
+
+
 def test_closing_a_stream_ends_who_reads_it(run, servicer):
     async def work(client):
         async with waiting(client) as stream:

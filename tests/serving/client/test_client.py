@@ -95,6 +95,13 @@ def test_closing_a_stream_cancels_its_call(client, servicer):
     assert list(stream) == [] and stream.result is None
 
 
+def test_forgetting_a_stream_cancels_its_call(client, servicer):
+    stream = client.stream("wait for me")
+    assert next(stream) == "wait "
+    del stream
+    assert servicer.gone.acquire(timeout=WAIT_S)
+
+
 def test_another_thread_can_close_a_stream_that_is_being_read(client, servicer):
     stream = client.stream("wait for me")
     assert next(stream) == "wait "
