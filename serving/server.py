@@ -80,7 +80,7 @@ class _Server:
         GCCollector(registry=self._registry)
         self._parts = Parts(self._keys, meter, gate, self._lifecycle, self._observe, tracing)
         self._signals: list[signal.Signals] = []
-        self._failed = False
+        self._has_served = self._failed = False
         self._mistake: MetraleError | None = None
         self._stop, self._at_once = asyncio.Event(), asyncio.Event()
 
@@ -103,7 +103,7 @@ class _Server:
                 await (front.drain(FAREWELL_S) if self._failed else self._drain(service, front))
             finally:
                 await front.stop()
-                in_hand = service.llm is not None and not self._failed and not self._at_once.is_set()
+                in_hand = self._has_served and not self._failed and not self._at_once.is_set()
                 clean = await service.stop(ENGINE_S if in_hand else NO_WAIT_S)
         if self._mistake is not None:
             raise self._mistake
@@ -145,6 +145,7 @@ class _Server:
         level = "error" if state is State.FAILED else "info"
         self._journal.event("state", level, state=state.value, **({"reason": reason} if reason else {}))
         loop.call_soon_threadsafe(front.set_serving, state is State.SERVING)
+        self._has_served |= state is State.SERVING
         if state is State.FAILED:
             self._failed = True
             loop.call_soon_threadsafe(self._stop.set)
