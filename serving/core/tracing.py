@@ -26,6 +26,8 @@ Attributes = Mapping[str, Value]
 
 NOTHING: Attributes = MappingProxyType({})
 PROVIDER = "metrale"
+# Names of models and requests are the caller's, of any length.
+MAX_TEXT_CHARS = 256
 # How a call ended that its caller took back.
 TAKEN_BACK = (asyncio.CancelledError, GeneratorExit)
 
@@ -40,12 +42,12 @@ class Span:
     def add_event(self, name: str, attributes: Attributes = NOTHING) -> None:
         """Nothing; something happened now."""
         if self._span is not None:
-            self._span.add_event(name, dict(attributes))
+            self._span.add_event(name, _bounded(attributes))
 
     def set(self, attributes: Attributes) -> None:
         """Nothing; adds what became known."""
         if self._span is not None:
-            self._span.set_attributes(dict(attributes))
+            self._span.set_attributes(_bounded(attributes))
 
     def failed(self, kind: str) -> None:
         """Nothing; the call ended by an error of this kind."""
@@ -83,12 +85,17 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         above = TraceContextTextMapPropagator().extract(carrier, Context())
-        return Span(self._tracer.start_span(name, above, SpanKind.SERVER, dict(attributes)))
+        name = name[:MAX_TEXT_CHARS]
+        return Span(self._tracer.start_span(name, above, SpanKind.SERVER, _bounded(attributes)))
 
     def close(self) -> None:
         """Nothing; what ended is on its way, as far as that can be brought there."""
         if self._provider is not None:
             self._provider.shutdown()
+
+
+def _bounded(attributes: Attributes) -> dict[str, Value]:
+    return {name: value[:MAX_TEXT_CHARS] if isinstance(value, str) else value for name, value in attributes.items()}
 
 
 def open_tracing(exporter: str, protocol: str) -> Tracing:

@@ -47,6 +47,15 @@ def test_a_span_follows_the_callers_and_holds_its_events(traced):
     assert event.name == "first token" and span.start_time <= event.timestamp <= span.end_time
 
 
+def test_what_a_caller_names_is_cut(traced):
+    tracing, finished = traced
+    with tracing.span("a" * 1000, attributes={"b": "c" * 1000, "d": 1}) as span:
+        span.set({"e": "f" * 1000})
+    (span,) = finished()
+    assert (len(span.name), len(span.attributes["b"]), span.attributes["d"]) == (256, 256, 1)
+    assert len(span.attributes["e"]) == 256
+
+
 @pytest.mark.parametrize("carrier", [{}, {"traceparent": "nonsense"}, {"traceparent": f"00-{'0' * 32}-{PARENT}-01"}])
 def test_without_a_parent_that_can_be_read_a_trace_begins(carrier, traced):
     tracing, finished = traced
