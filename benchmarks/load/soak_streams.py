@@ -133,14 +133,7 @@ class Visitor:
         """Two requests on one call, one of which is cancelled by its id: the other is answered."""
         async with self._client.session() as session:
             (one, known), (other, known_too) = self._two(session)
-            rest = asyncio.create_task(self._read(other, known_too))
-            await self._some(one, known)
-            if session.cancel(self._last_ids[0]):
-                # What came before the cancel is still there to be read.
-                with contextlib.suppress(CallCancelledError):
-                    async for _ in one:
-                        pass
-            await rest
+            await asyncio.gather(self._take_back(session, one, known), self._read(other, known_too))
         return "ok"
 
     async def hurried(self) -> str:
@@ -194,6 +187,16 @@ class Visitor:
         if tuple(_ids(pieces)) != stream.result.token_ids:
             raise WrongAnswer("the ids of the pieces are not those of the answer")
         self._finish(known, stream.result.token_ids)
+
+    async def _take_back(self, session: Session, stream, known: dict) -> None:
+        """Some pieces of the first request of a session, which then ends by its id."""
+        request_id = self._last_ids[0]
+        await self._some(stream, known)
+        if session.cancel(request_id):
+            # What came before the cancel is still there to be read.
+            with contextlib.suppress(CallCancelledError):
+                async for _ in stream:
+                    pass
 
     async def _some(self, stream, known: dict) -> None:
         """Some pieces of a stream."""

@@ -2,6 +2,7 @@
 """`Stream` and `AsyncStream`: an answer piece by piece, tried again while nothing of it has come."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -83,6 +84,7 @@ class AsyncStream:
         self._start, self._attempts, self._clock = start, attempts, clock
         self._reader = AnswerReader(num_answers)
         self._closed = False
+        self._call: Responses | None = None
         self._call = start(attempts.left_s())
         self._responses = aiter(self._call)
 
@@ -117,6 +119,12 @@ class AsyncStream:
 
     async def __aexit__(self, *exception) -> None:
         self.close()
+
+    def __del__(self):
+        # A call of grpc.aio that is being read refers to itself: forgotten, it would go on until the collector comes.
+        if self._call is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.close()
 
     def close(self) -> None:
         """Ends the iteration, and what still runs on the server."""
