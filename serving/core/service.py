@@ -232,9 +232,9 @@ class Service(AbstractService):
         return lambda job_id: GenerateOrder(job_id, made, shared)
 
     def _arrival(self, info: CallInfo, caller: Caller, operation: str, *prompts: Prompt, **more) -> Arrival:
-        times = [limit for limit in (info.timeout_s, self.settings.max_timeout_s) if limit]
-        timeout_s = min(times) if times else self.settings.timeout_s or None
-        info = replace(info, timeout_s=timeout_s, model=info.model or self.settings.served_name)
+        own = self.settings.timeout_s or None if info.timeout_s is None else info.timeout_s
+        times = [limit for limit in (own, self.settings.max_timeout_s or None) if limit is not None]
+        info = replace(info, timeout_s=min(times, default=None), model=info.model or self.settings.served_name)
         text = "\n".join(map(_shown, prompts)) if self.settings.keep_prompts else ""
         return Arrival(info, caller, operation, sum(map(guessed_tokens, prompts)), prompt_text=text, **more)
 

@@ -161,6 +161,13 @@ async def test_what_the_server_allows_bounds_what_a_call_asks():
 
 
 @scenario
+async def test_calls_that_name_no_timeout_get_the_servers():
+    async with serving(FakeLLM(lambda: threading.Event().wait(0.01)), timeout_s=0.05, max_timeout_s=50.0) as world:
+        with pytest.raises(ServiceError, match="0.05 s"):
+            await all_of(world.service.generate(call(10_000), ANYBODY))
+
+
+@scenario
 async def test_a_call_for_another_model_is_not_found():
     async with serving() as world:
         with pytest.raises(ServiceError, match="'other'") as caught:
