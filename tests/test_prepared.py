@@ -10,6 +10,7 @@ from metrale_jax import LLM, SamplingParams
 from metrale_jax.core.errors import RequestError, TextError
 from metrale_jax.engine.admission import Limits
 from metrale_jax.prepared import Preparer
+from metrale_jax.sampling.constraints import full_mask, mask_of, without
 from metrale_jax.text.gguf_tokenizer import tokenizer_from_gguf
 from metrale_jax.text.tokenizer import Tokenizer
 from tests.conftest import GOLDENS
@@ -108,9 +109,8 @@ def test_without_a_tokenizer_what_needs_text_is_told():
 
 def test_a_request_is_prepared_while_a_step_is_under_way_and_queued_as_often_as_wanted(tiny):
     params = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True)
-    with tiny._lock:  # as the thread that steps holds it
-        with ThreadPoolExecutor(1) as pool:
-            prepared = pool.submit(tiny.prepare, [3, 4, 5], params).result(timeout=60)
+    with tiny._lock, ThreadPoolExecutor(1) as pool:  # as the thread that steps holds it
+        prepared = pool.submit(tiny.prepare, [3, 4, 5], params).result(timeout=60)
     answers = [tiny.submit_prepared(prepared) for _ in range(2)]
     while tiny.step():
         pass
@@ -164,3 +164,64 @@ def test_a_cancelled_answer_ends_in_a_piece_of_its_own(tiny):
     ended = answer.new_pieces()
     assert [piece.finished for piece in ended] == [True] and answer.result().finish_reason == "abort"
     assert answer.new_pieces() == []
+
+
+def nested(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+# Each took seconds to hours, or gigabytes, before it was bounded.
+TOO_MUCH = {
+    "deep dict": {"json_schema": nested(10_000)},
+    "deep text": {"json_schema": '{"items":' * 5_000 + "{}" + "}" * 5_000},
+    "remainders": {"json_schema": {"type": "integer", "multipleOf": 99_999_989}},
+    "remainders in Lark": {"grammar": 'start: %json{"type":"integer","multiple\\u004ff":99999989}'},
+    "tiny remainders": {"json_schema": '{"type":"number","multipleOf":1e-300}'},
+    "intersections": {"grammar": "start: A\nA: /[a-z]*a.{100}/ & /.*b.{101}/ & ~/.*c.{99}/"},
+    "patterns at once": {"json_schema": {"allOf": [{"type": "string", "pattern": f"a{i}.*b{i}"} for i in range(40)]}},
+    "loops": {"regex": "[^a]*" * 10_000},
+    "rules": {"grammar": "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(3000)) + 'r3000 ::= "a"\nroot ::= r0'},
+    "brackets": {"grammar": "root ::= " + "[" * 60_000},
+    "choices": {"choice": [f"c{i}" for i in range(100_000)]},
+    "bad words": {"bad_words": [[5, token] for token in range(3, 20_003)]},
+    "stops": {"stop": [f"s{i}" for i in range(100_000)]},
+    "a long stop": {"stop": "ab" * 1_000_000},
+    "ids": {"banned_token_ids": list(range(40_000)) * 100},
+    "biases": {"logit_bias": dict.fromkeys(range(1_000_000), 1)},
+    "a long salt": {"cache_salt": "x" * 10_000_000},
+    **{f"surrogate {name}": {name: "a\ud800"} for name in ("stop", "regex", "grammar", "json_schema", "cache_salt")},
+    **{f"surrogate {name}": {name: ["a\ud800"]} for name in ("choice", "bad_words")},
+    "a huge count": {"max_tokens": 10**5000},
+    "no number": {"temperature": float("nan")},
+    "no bool": {"top_k": True},
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_would_take_forever_is_refused_in_bounded_time_with_its_field(tokenizer, name):
+    began = time.thread_time()
+    with pytest.raises(RequestError) as told:
+        preparer(tokenizer).prepared([3], SamplingParams(**TOO_MUCH[name]))
+    assert told.value.field == next(iter(TOO_MUCH[name]))
+    assert len(str(told.value)) < 2000 and time.thread_time() - began < 1
+
+
+def test_a_grammar_that_is_slow_at_every_token_ends_its_answer(tokenizer):
+    ticks = iter(range(1000))
+    constraint = preparer(tokenizer).prepared([3], SamplingParams(regex="a+")).admitted.constraint
+    slow = type(constraint)(
+        constraint._matcher, "regex", constraint._text_ids, constraint._eos_ids, lambda: next(ticks)
+    )
+    with pytest.raises(RequestError, match="regex takes more than 20 ms a token") as told:
+        slow.mask(), slow.mask()
+    assert told.value.field == "regex"
+
+
+def test_many_banned_tokens_are_banned_as_few_are():
+    whole = full_mask(49152)
+    ids = list(range(7, 40_000, 3))
+    assert (without(whole, ids) == whole & ~mask_of(ids, 49152)).all()
+    assert (without(without(whole, ids[:20]), ids[20:40]) == without(whole, ids[:40])).all()

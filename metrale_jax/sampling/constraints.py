@@ -12,6 +12,9 @@ import numpy as np
 
 from metrale_jax.sampling.params import SamplingParams
 
+# So many bits are faster cleared one by one.
+_FEW = 32
+
 
 class Constraint(Protocol):
     """The rule of one answer, which moves with its tokens."""
@@ -40,6 +43,9 @@ def mask_of(allowed: Iterable[int], vocab_size: int) -> np.ndarray:
 
 def without(mask: np.ndarray, banned: Iterable[int]) -> np.ndarray:
     """`mask` with the bits of the ids `banned` cleared."""
+    banned = list(banned)
+    if len(banned) > _FEW:
+        return _read_only(mask & ~mask_of(banned, mask.size * 32))
     words = mask.copy()
     for token in banned:
         words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
@@ -75,7 +81,9 @@ class BadWords:
         words = [tuple(word) for word in words]
         self._always = without(full_mask(vocab_size), [word[0] for word in words if len(word) == 1])
         longer = [word for word in words if len(word) > 1]
-        self._after = {word[-2]: [other for other in longer if other[-2] == word[-2]] for word in longer}
+        self._after: dict[int, list[tuple[int, ...]]] = {}
+        for word in longer:
+            self._after.setdefault(word[-2], []).append(word)
         self._longest = max([len(word) - 1 for word in longer], default=0)
         self._tail: tuple[int, ...] = ()
 

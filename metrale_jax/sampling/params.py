@@ -10,12 +10,16 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from metrale_jax.core.errors import RequestError, shown
-from metrale_jax.sampling.checks import Check, every, integer, listed, number, one_of, optional, text
+from metrale_jax.sampling.checks import Check, at_most, every, in_turn, integer, listed, number, one_of, optional, text
 
 # Below this a temperature's only effect would be overflow: it means greedy.
 GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 512
+# Each of them costs something at every token, or every character, of an answer.
+MAX_STOP_STRINGS, MAX_BAD_WORDS = 64, 1024
+MAX_WORDS_SIZE = 1 << 14
+MAX_SALT = 1024
 # Beyond this every token is as likely as any other in float32.
 MAX_TEMPERATURE = 1e6
 # Penalties that multiply logits stay where float32 neither overflows nor loses them.
@@ -143,6 +147,8 @@ def _bad_words(name, value):
 
 
 def _bias_pairs(name, value):
+    if isinstance(value, Mapping | tuple | list) and len(value) > MAX_LOGIT_BIAS:
+        raise RequestError(f"{name} of {len(value)} tokens is above the limit of {MAX_LOGIT_BIAS}; name fewer.", name)
     pairs = tuple(value.items()) if isinstance(value, Mapping) else listed(name, value)
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -150,8 +156,6 @@ def _bias_pairs(name, value):
         number(-100, 100, "use a value from -100 to 100")(name, pair[1])
     pairs = tuple((_id_of(token), value) for token, value in pairs)
     every(_TOKEN_ID)(name, [token for token, _ in pairs])
-    if len(pairs) > MAX_LOGIT_BIAS:
-        raise RequestError(f"{name} of {len(pairs)} tokens is above the limit of {MAX_LOGIT_BIAS}; name fewer.", name)
     return tuple(sorted(dict(pairs).items()))
 
 
@@ -191,7 +195,9 @@ def _check_bad_word(name, value):
         if not value:
             raise RequestError(f"{name} holds an empty list of token ids; leave it out.", name)
         every(_TOKEN_ID)(name, value)
-    elif not isinstance(value, str) or not value.strip():
+    elif isinstance(value, str) and value.strip():
+        text(1, "leave it out")(name, value)
+    else:
         raise RequestError(f"{name}={shown(value)} is neither a word nor a list of token ids; leave it out.", name)
 
 
@@ -227,10 +233,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "frequency_penalty": number(-2, 2, "use a value from -2 to 2; 0 is off"),
         "allowed_token_ids": optional(_check_allowed),
         "banned_token_ids": every(_TOKEN_ID),
-        "bad_words": every(_check_bad_word),
+        "bad_words": in_turn(every(_check_bad_word), at_most(MAX_BAD_WORDS, MAX_WORDS_SIZE)),
         "seed": optional(integer(0, 2**64 - 1, "use a seed from 0 to 2**64 - 1")),
         "max_tokens": optional(integer(1, math.inf, "ask for at least one token")),
-        "stop": every(text(1, "leave it out")),
+        "stop": in_turn(every(text(1, "leave it out")), at_most(MAX_STOP_STRINGS, MAX_WORDS_SIZE)),
         "stop_token_ids": every(_TOKEN_ID),
         "ignore_eos": _SWITCH,
         "include_stop_str_in_output": _SWITCH,
@@ -247,6 +253,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "early_stopping": one_of((True, False, "never"), "use one of these"),
         "priority": integer(-(2**31), 2**31 - 1, "use 0, or a lower number to be served earlier"),
         "deadline_s": optional(number(0, math.inf, "use seconds above 0, or leave it out", open_low=True)),
-        "cache_salt": text(0, "give a text, or leave it out"),
+        "cache_salt": text(0, "give a text, or leave it out", MAX_SALT),
     }
 )

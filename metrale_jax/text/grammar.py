@@ -7,16 +7,17 @@ match: a constraint begins at the first generated token and lets the answer end 
 """
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Self, final
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from metrale_jax.core.errors import RequestError
-from metrale_jax.text.grammar_spec import GrammarSpec, library_grammar, refused
+from metrale_jax.text.grammar_spec import GrammarSpec, check_cost, library_grammar, refused
 from metrale_jax.text.tokenizer import Tokenizer
 
 MAX_CACHED_GRAMMARS = 64
@@ -25,6 +26,11 @@ MAX_CACHED_GRAMMARS = 64
 # length of a text (`grammar_spec.MAX_TEXT`) bounds the depth; this holds it several times over. It is address space,
 # not memory: only what a compilation touches is ever backed.
 _COMPILE_STACK_BYTES = 256 << 20
+
+# What one mask and one grammar may take: some 100 ms and 100 MB of the most ambiguous ones.
+_LIMITS = {"step_max_items": 10_000, "max_lexer_states": 100_000, "max_grammar_size": 250_000, "verbose_errors": False}
+# What all masks of one answer may take: a grammar that is slow at each token would slow down everybody else's answers.
+_BUDGET_S, _BUDGET_OF_TOKEN_S = 1.0, 0.02
 
 # llguidance takes a token that begins with this byte for a special one. No UTF-8 text has it.
 _SPECIAL_MARK = b"\xff"
@@ -39,8 +45,16 @@ class GrammarConstraint:
     Where the grammar leaves no choice of bytes, only the tokenizer's own next token of that stretch is allowed.
     """
 
-    def __init__(self, matcher: LLMatcher, field: str, text_ids: np.ndarray, eos_ids: np.ndarray):
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        field: str,
+        text_ids: np.ndarray,
+        eos_ids: np.ndarray,
+        clock: Callable[[], float] = time.thread_time,
+    ):
         self._matcher = matcher
+        self._clock, self._left_s = clock, _BUDGET_S
         self._field = field
         self._text_ids = text_ids
         self._eos_ids = eos_ids
@@ -54,8 +68,10 @@ class GrammarConstraint:
         """
         if self.is_complete:
             return self._eos_ids
+        began = self._clock()
         # The library's words may go on past the vocabulary.
         drawable = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._text_ids.size]
+        self._spend(began)
         if self._matcher.is_error():
             raise self._stuck()
         words = drawable & self._text_ids
@@ -74,7 +90,10 @@ class GrammarConstraint:
         if self._ends(token) and (self.is_complete or self._matcher.is_accepting()):
             self._num_ends += 1
             return
+        began = self._clock()
         consumed = 0 if self.is_complete else self._matcher.try_consume_tokens([token])
+        self._left_s += _BUDGET_OF_TOKEN_S
+        self._spend(began)
         if self._matcher.is_error():
             raise self._stuck()
         assert consumed == 1, f"token {token} is not allowed by {self._field} here"
@@ -89,8 +108,8 @@ class GrammarConstraint:
 
     def fork(self) -> Self:
         """An independent constraint at the same place."""
-        copy = type(self)(self._matcher.deep_copy(), self._field, self._text_ids, self._eos_ids)
-        copy._num_ends = self._num_ends
+        copy = type(self)(self._matcher.deep_copy(), self._field, self._text_ids, self._eos_ids, self._clock)
+        copy._num_ends, copy._left_s = self._num_ends, self._left_s
         return copy
 
     @property
@@ -98,11 +117,23 @@ class GrammarConstraint:
         """Whether the answer is whole and nothing but its end can follow."""
         return self._num_ends > 0 or (self._matcher.is_stopped() and not self._matcher.is_error())
 
+    def _spend(self, began: float) -> None:
+        self._left_s -= self._clock() - began
+        if self._left_s < 0:
+            raise RequestError(
+                f"{self._field} takes more than {_BUDGET_OF_TOKEN_S * 1000:.0f} ms a token, which is too complex to be "
+                "followed; write it without ambiguous recursion, or simplify it.",
+                self._field,
+            )
+
     def _ends(self, token: int) -> bool:
         return bool(self._eos_ids[token // 32] >> np.uint32(token % 32) & np.uint32(1))
 
     def _stuck(self) -> RequestError:
-        reason = self._matcher.get_error().partition("\n")[0] or "only the end could follow, which it does not allow"
+        reason = (
+            self._matcher.get_error().partition("\n")[0].removesuffix("<non-verbose/>").strip()
+            or "only the end could follow, which it does not allow"
+        )
         return RequestError(
             f"{self._field} cannot be followed past this token ({reason}): it is too complex at this place, or no "
             "token of the vocabulary spells what it asks for; simplify it.",
@@ -154,9 +185,10 @@ class GrammarCompiler:
     def _made(self, spec: GrammarSpec) -> LLMatcher:
         """The matcher of `spec` with its first mask worked out, which is the dearest, made on a deep stack."""
         grammar, made = library_grammar(spec), []
+        check_cost(spec, grammar, _LIMITS)
 
         def make() -> None:
-            made.append(LLMatcher(self._library_tokenizer, grammar, log_level=0))
+            made.append(LLMatcher(self._library_tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS)))
             made[0].compute_bitmask()
 
         thread = threading.Thread(target=make, name="grammar")

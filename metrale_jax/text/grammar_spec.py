@@ -9,16 +9,19 @@ schema sets this and more (whitespace_pattern, whitespace_flexible, coerce_one_o
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from llguidance import LLMatcher, regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from metrale_jax.core.errors import RequestError
+from metrale_jax.text.multiples import embedded_schemas, num_remainders
+from metrale_jax.text.trial import TrialError, tried
 
 MAX_TEXT = 1 << 16
+# Of all `multipleOf` of a schema together; the library takes a third of a second for so many.
+MAX_REMAINDERS = 100_000
 # llguidance's word for a form that not even an empty answer has.
 _NOTHING_MATCHES = "NoExtensionBias"
 _MAX_QUOTED = 80
@@ -26,9 +29,12 @@ _MAX_REASON = 300
 
 _JSON_OPTIONS = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allow_general_unicode_escapes": True}
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-# Literals, classes and comments are passed over as wholes, so that a dot outside them is the one that means any.
-_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*|\.', re.DOTALL)
+# What may hold patterns, or intersections of them; an escape may spell any of these.
+_DEAR_SCHEMA = re.compile(r"pattern|allOf|guidance|\\u")
+_GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)
+# Literals, classes and comments are passed over as wholes, so that a dot outside them is the one that means any. What
+# is not closed goes to the end: to look for its end again from each place would take forever.
+_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\r\n]*|\.', re.DOTALL)
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _ANY_CHARACTER = "[\\x00-\U0010ffff]"
 
@@ -78,11 +84,21 @@ def library_grammar(spec: GrammarSpec) -> str:
     return _KINDS[spec.kind].translate(spec)
 
 
+def check_cost(spec: GrammarSpec, grammar: str, limits: Mapping[str, Any]) -> None:
+    """Nothing. Raises `RequestError` where `grammar`, what the library is to compile for `spec`, takes too long."""
+    if spec.kind == "choice" or (spec.kind == "json_schema" and not _DEAR_SCHEMA.search(spec.text)):
+        return  # nothing in these but what the library bounds
+    try:
+        tried(grammar, limits)
+    except TrialError as error:
+        raise refused(spec, str(error)) from error
+
+
 def refused(spec: GrammarSpec, reason: str) -> RequestError:
     """The error for a spec that the library refuses for `reason`."""
     if reason.startswith(_NOTHING_MATCHES):
         reason = "it matches nothing"
-    reason = _quoted(" ".join(reason.split()), _MAX_REASON)
+    reason = _quoted(" ".join(reason.removesuffix("<non-verbose/>").split()), _MAX_REASON)
     return RequestError(
         f"{spec.kind}={_quoted(spec.text)!r} is refused ({reason}); {_KINDS[spec.kind].remedy}.", spec.kind
     )
@@ -100,12 +116,20 @@ def _parsed(spec: GrammarSpec) -> Any:
 
 
 def _from_json_schema(spec: GrammarSpec) -> str:
-    if not isinstance(_parsed(spec), dict):
+    schema = _parsed(spec)
+    if not isinstance(schema, dict):
         raise refused(spec, "not a JSON object")
+    _check_multiples(spec, iter([schema]))
     try:
         return LLMatcher.grammar_from_json_schema(spec.text, defaults=_JSON_OPTIONS)
     except ValueError as error:
         raise refused(spec, str(error)) from error
+
+
+def _check_multiples(spec: GrammarSpec, schemas: Iterator[Any]) -> None:
+    count = num_remainders(schemas)
+    if count > MAX_REMAINDERS:
+        raise refused(spec, f"its multipleOf leave more than {MAX_REMAINDERS} remainders")
 
 
 def _from_regex(spec: GrammarSpec) -> str:
@@ -126,6 +150,7 @@ def _from_choice(spec: GrammarSpec) -> str:
 
 def _from_grammar(spec: GrammarSpec) -> str:
     lark = _lark_of_gbnf(spec) if _GBNF_RULE.search(spec.text) else spec.text
+    _check_multiples(spec, embedded_schemas(lark))
     return _lark(lark)
 
 
@@ -135,10 +160,9 @@ def _lark(text: str) -> str:
 
 def _lark_of_gbnf(spec: GrammarSpec) -> str:
     try:
-        return gbnf_to_lark(_GBNF_PART.sub(_portable_part, spec.text))
-    except Exception as error:
-        # The converter raises plain Exceptions for what it does not understand.
-        raise refused(spec, f"not GBNF: {error}") from error
+        return tried(_GBNF_PART.sub(_portable_part, spec.text), {}, gbnf=True)
+    except TrialError as error:
+        raise refused(spec, str(error)) from error
 
 
 def _portable_part(found: re.Match[str]) -> str:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program, not to be imported: compiles a grammar where it can be stopped, in a process of its own.
+
+llguidance's fuel bounds most of what a form can ask for, but not the algebra of its patterns: intersections, negations
+and long runs of loops can take minutes and gigabytes, and no thread can be stopped. Reads JSON from stdin, `text` with
+its `limits` and whether it is `gbnf`; writes JSON, the text that llguidance takes as `grammar`, or `error`. It needs
+nothing but llguidance, so that it starts in a tenth of a second.
+"""
+
+import json
+import resource
+import sys
+import threading
+
+# Of CPU time, so that a busy machine refuses nobody.
+CPU_SECONDS = 1
+MEMORY_BYTES = 1 << 30
+STACK_BYTES = 256 << 20
+
+
+class Bytes:
+    """A vocabulary of single bytes, under the names that llguidance looks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    eos_token_id = 256
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+
+    def __call__(self, text: str) -> list[int]:
+        """The bytes of `text`."""
+        return list(text.encode())
+
+
+def tried(given: dict) -> dict:
+    """What comes of one text."""
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if given["gbnf"]:
+        try:
+            return {"grammar": gbnf_to_lark(given["text"])}
+        except RecursionError:
+            return {"error": "not GBNF: too deeply nested"}
+    matcher = LLMatcher(LLTokenizer(Bytes()), given["text"], log_level=0, limits=LLParserLimits(**given["limits"]))
+    matcher.compute_bitmask()
+    return {"grammar": given["text"]}
+
+
+def main() -> None:
+    """Reads, tries, writes."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=lambda: print(json.dumps(tried(json.load(sys.stdin)))))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()
