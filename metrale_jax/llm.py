@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock, get_ident
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from metrale_jax.engine.hooks import Hook, ignore, in_turn
 from metrale_jax.engine.make import make_engine
 from metrale_jax.engine.moves import spill_kept
 from metrale_jax.engine.stats import EngineStats
-from metrale_jax.evaluation import chunked_logits, token_nlls
+from metrale_jax.evaluation import chunked_logits, embedding, token_nlls
 from metrale_jax.llm_config import (
     checked_limits,
     engine_config,
@@ -236,6 +236,17 @@ class LLM:
         """Float32 logits `[T, V]` of a whole sequence; row i scores what follows token i."""
         tokens = self.checked_tokens(token_ids)
         return np.concatenate(list(chunked_logits(self.loaded.steps, self.loaded.params, tokens)))
+
+    def embed(
+        self, inputs: Prompt | Sequence[Prompt], pooling: Literal["mean", "last"] = "mean", normalize: bool = True
+    ) -> list[np.ndarray]:
+        """A vector of each input, float32 `[D]`: the mean of the rows behind the model's last norm or the last of them,
+        of length one if it is to `normalize`. See `evaluation.embedding_chunks`."""
+        steps, params = self.loaded.steps, self.loaded.params
+        tokens = [
+            checked_tokens(self._token_ids(one), self.loaded.config.vocab_size) for one in checked_prompts(inputs)
+        ]
+        return [embedding(steps, params, one, pooling, normalize) for one in tokens]
 
     def perplexity(self, text: Prompt) -> float:
         """`exp` of the mean negative log-likelihood of every token after the first."""
