@@ -66,7 +66,7 @@ class Gate:
         with self._lock:
             self._measure()
             self._refuse_if_full(num_tokens)
-            wait_s = self._wait_s()
+            wait_s = self._wait_s(num_tokens)
             if timeout_s is not None and wait_s > timeout_s:
                 about = f"the queue takes about {wait_s:.3g} s at present, and the call waits {timeout_s:.3g} s"
                 self._shed(about, wait_s - timeout_s)
@@ -83,13 +83,13 @@ class Gate:
             about = f"prompts of {self.num_waiting_tokens} tokens wait, and the limit is {self.max_waiting_tokens}"
             self._shed(about, self._time_of(min(excess, self.num_waiting_tokens), self._tokens))
 
-    def _wait_s(self) -> float:
-        """Until those that wait have begun, by requests or by tokens, whichever promises more; 0 where none waits, so
-        that somebody always gets to measure."""
+    def _wait_s(self, num_tokens: int) -> float:
+        """Until those that wait and one of `num_tokens` have begun, by requests or by tokens, whichever promises more;
+        0 where none waits, so that somebody always gets to measure."""
         if not self.num_waiting or not self._known:
             return 0.0
-        of_requests = self._time_of(self.num_waiting, self._requests)
-        return min(of_requests, self._time_of(self.num_waiting_tokens, self._tokens))
+        of_requests = self._time_of(self.num_waiting + 1, self._requests)
+        return min(of_requests, self._time_of(self.num_waiting_tokens + num_tokens, self._tokens))
 
     @property
     def _known(self) -> bool:

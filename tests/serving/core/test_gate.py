@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue is bounded, and who would only time out in it is turned away at once."""
 
+import contextlib
+import random
+
 import pytest
 
 from serving.core.errors import Kind, ServiceError
@@ -63,8 +66,8 @@ def test_a_call_that_would_time_out_in_the_queue_is_turned_away_at_once():
     gate = Gate(0, 0, clock)
     worked(gate, clock, 50, 0.5)
     for _ in range(10):
-        gate.enter(10, None)  # some 5 s of work
-    assert shed(gate, timeout_s=2) == pytest.approx(3, rel=0.05)
+        gate.enter(10, None)  # with the one to come some 5.5 s of work
+    assert shed(gate, timeout_s=2) == pytest.approx(3.5, rel=0.05)
     gate.enter(10, 6).left()
     gate.enter(10, None).left()
 
@@ -133,3 +136,29 @@ def test_few_tokens_before_it_make_a_short_wait():
     for _ in range(20):
         gate.enter(10, None)  # 10 s by their number, 0.1 s by their length
     gate.enter(10, 1.0)
+
+
+@pytest.mark.parametrize("starts_per_s, timeout_s", [(2.0, 3.0), (10.0, 1.0), (50.0, 0.5)])
+def test_under_twice_the_load_who_is_let_in_starts_in_time_and_the_server_stays_busy(starts_per_s, timeout_s):
+    clock, draw = Clock(), random.Random(7)
+    gate = Gate(0, 0, clock)
+    waiting, num_started, num_left = [], 0, 0
+    next_start_s = clock.now_s
+    ends_s = clock.now_s + 1000 / starts_per_s
+    while clock.now_s < ends_s:
+        clock.go(draw.expovariate(2 * starts_per_s))
+        while waiting and max(next_start_s, waiting[0][0]) <= clock.now_s:
+            arrived_s, place = waiting.pop(0)
+            now_s, clock.now_s = clock.now_s, max(next_start_s, arrived_s)
+            if clock.now_s > arrived_s + timeout_s:
+                place.left()
+                num_left += 1
+            else:
+                place.started()
+                num_started += 1
+                next_start_s = clock.now_s + draw.uniform(0.5, 1.5) / starts_per_s
+            clock.now_s = now_s
+        with contextlib.suppress(ServiceError):
+            waiting.append((clock.now_s, gate.enter(draw.randint(1, 500), timeout_s)))
+    assert num_started > 0.95 * 1000, "busy nearly all the time"
+    assert num_left < 0.16 * num_started and gate.num_shed > 0.6 * num_started, (num_left, gate.num_shed)
