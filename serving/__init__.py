@@ -4,4 +4,7 @@
 `openai_body` reads OpenAI's request bodies and `openai_answer` writes its answers, whatever carries them. `batch/`
 answers files of requests; `ray_batch` does the same as a stage over a Ray Dataset. `metrics` shows the engine's
 figures to Prometheus.
+
+`core/` is the service behind all fronts, `grpc/` its front, `client/` a client. `serve_command` is `metrale-jax serve`:
+it resolves settings (`config`, `settings_sources`), and `server` puts the parts together.
 """
