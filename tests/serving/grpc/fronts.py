@@ -30,11 +30,11 @@ class World:
     kserve: Any
 
 
-def run(test: Coroutine) -> None:
-    """Runs a test, which hangs no longer than `TIMEOUT_S`."""
+def run(test: Coroutine, timeout_s: float = TIMEOUT_S) -> None:
+    """Runs a test, which hangs no longer than `timeout_s`."""
 
     async def bounded():
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             await test
 
     asyncio.run(bounded())
