@@ -67,7 +67,8 @@ def run_soak(soak: Soak, server: Server) -> tuple[dict, list[str]]:
     after = settled(server.sample, before, soak)
     tallies = [tally for result in results for tally in result["tallies"]]
     outcomes = sum((Counter(tally["outcomes"]) for tally in tallies), Counter())
-    half = [sample for sample in samples if sample["at_s"] - started_s > wall_s / 2]
+    # Under a steady load: not while it begins, nor while the last streams leave.
+    half = [sample for sample in samples if soak.seconds / 2 < sample["at_s"] - started_s <= soak.seconds]
     report = {
         "soak": asdict(soak),
         "wall_s": round(wall_s, 1),
