@@ -13,9 +13,12 @@ import argparse
 import json
 import os
 import platform
+import signal
+import subprocess
 import sys
 import time
 from contextlib import ExitStack, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.load.server import Server, started
@@ -73,6 +76,8 @@ def serve_arguments(options: dict) -> list[str]:
 def main() -> int:
     """Runs a mode; 1 where a rule is broken."""
     arguments = parsed()
+    # So that the server and the other processes end with this one.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     options = options_of(arguments.option)
     with ExitStack() as stack:
         server = stack.enter_context(
@@ -97,9 +102,16 @@ def main() -> int:
             "machine": platform.processor() or platform.machine(),
             "cores": len(os.sched_getaffinity(0)),
             "load_average": os.getloadavg()[0],
+            "commit": _commit(),
+            "versions": {package: version(package) for package in ("jax", "grpcio", "protobuf")},
         }
         arguments.json.write_text(json.dumps({**facts, **report}, indent=1) + "\n")
     return 1 if broken else 0
+
+
+def _commit() -> str:
+    asked = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _sweep(arguments: argparse.Namespace) -> Sweep:

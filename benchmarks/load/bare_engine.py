@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from benchmarks.load.figures import Trace
 from benchmarks.load.worker import serve_jobs, settings_of_process
 from metrale_jax import LLM, SamplingParams
+from metrale_jax.runtime import default_cache_dir
 
 
 def load(llm: LLM, job: dict) -> dict:
@@ -42,6 +43,8 @@ def load(llm: LLM, job: dict) -> dict:
 
 if __name__ == "__main__":
     settings = settings_of_process()
-    engine = LLM(settings["model"], **settings["options"])
+    # Programs are kept where the server keeps them.
+    kept = {"compile_cache": default_cache_dir() / "programs"}
+    engine = LLM(settings["model"], **{**kept, **settings["options"]})
     engine.warm_up()
     serve_jobs({"vocab_size": engine.loaded.config.vocab_size}, lambda job: load(engine, job))

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load driver against the project's own front over a scripted service: what it sees, and what it must not miss."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.load import soak as soak_module
@@ -46,3 +50,13 @@ def test_a_sweep_measures_what_the_server_does(capsys):
     assert one["between_ms_p50"] >= 5 and four["tokens_per_s"] > 2 * one["tokens_per_s"]
     assert one["goodput_tokens_per_s"] == one["tokens_per_s"] and 0 < four["driver_cpu_share"] < 4
     assert "| streams |" in capsys.readouterr().out
+
+
+def test_the_command_runs_a_soak_and_exits_with_its_verdict(tmp_path):
+    with crowd_server(CrowdService()) as server:
+        asked = ["--mode", "soak", "--minutes", "0.04", "--streams", "4", "--num-known", "2", "--target", server.target]
+        command = [sys.executable, "-m", "benchmarks.serving_load", *asked, "--json", str(tmp_path / "out.json")]
+        quiet = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert quiet.returncode == 0, quiet.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["mode"] == "soak" and report["broken"] == [] and len(report["commit"]) == 40
