@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from metrale_jax.core.errors import MetraleError, RequestError, shown
-from metrale_jax.engine.admission import NO_SEQUENCES, Admitted, Watch
+from metrale_jax.engine.admission import NO_SEQUENCES, Admitted
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.request import Request, RequestMetrics
 from metrale_jax.prepared import Prepared, fresh_seed
@@ -79,16 +79,7 @@ class Answer:
         """Queues the requests of what it was prepared for."""
         # Without stop strings nothing in the text ends an answer, and it can wait until somebody asks for it.
         watches = [text.watch if text and self.params.stop else None for text in self._texts]
-        self.follow(engine.enqueue(admitted, watches))
-
-    @property
-    def watch(self) -> Watch | None:
-        """What the engine is to show its only answer's tokens to, where its text can end it."""
-        return self._texts[0].watch if self._texts[0] and self.params.stop else None
-
-    def follow(self, requests: Sequence[Request]) -> None:
-        """Is the answer of these requests from now on."""
-        self._requests = list(requests)
+        self._requests = engine.enqueue(admitted, watches)
         self._taken, self._told = [0] * self.params.n, [False] * self.params.n
 
     @property

@@ -159,7 +159,9 @@ class LLM:
                 "beam_width" if one.beam_width else "n",
             )
         answer = self.submit(prompt, one)
-        return AnswerStream(self._pieces(answer), lambda: self.cancel([answer]), lambda: self._forgotten.append(answer))
+        return AnswerStream(
+            self._pieces(answer), lambda: self.cancel([answer]), lambda: self._forgotten.append(answer)
+        )
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Prepared:
         """The request, checked and ready to be queued: what takes time is done. Any thread may call this, and it waits
@@ -173,19 +175,6 @@ class LLM:
         with self._lock:
             answer.submit(self.engine, prepared.admitted)
         return answer
-
-    def submit_forks(self, branches: Sequence[Prepared], shared_tokens: int) -> list[Answer]:
-        """The answers to come of prompts that begin with the same `shared_tokens` tokens: those run once, and each
-        branch goes on from there with what is its own, tokens and params. Raises `RequestError` for branches that
-        differ before, or are more than can run at once."""
-        answers = [Answer.of(prepared) for prepared in branches]
-        with self._lock:
-            requests = self.engine.enqueue_forks(
-                [prepared.admitted for prepared in branches], shared_tokens, [answer.watch for answer in answers]
-            )
-        for answer, request in zip(answers, requests, strict=True):
-            answer.follow([request])
-        return answers
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
         """The answer to come: `step` until it is `finished`, then ask its `result`. Raises `RequestError` at once."""

@@ -141,31 +141,6 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
     check_token_ids(params, limits.vocab_size)
 
 
-def check_branches(branches: Sequence[Admitted], fork_len: int, limits: Limits) -> None:
-    """Nothing. Raises `RequestError` for branches that cannot fork from one prompt of `fork_len` tokens."""
-    if not 1 <= len(branches) <= limits.max_sequences:
-        raise RequestError(
-            f"{len(branches)} branches are not between 1 and the {limits.max_sequences} sequences that run at once; "
-            "ask for so many, or raise max_sequences.",
-            "prompt",
-        )
-    shared = branches[0].prompt[:fork_len]
-    if not 1 <= fork_len <= min(len(branch.prompt) for branch in branches):
-        raise RequestError(
-            f"fork_len={fork_len} is not within every branch's prompt; share at least a token.", "prompt"
-        )
-    for branch in branches:
-        params = branch.ask.params
-        if params.n != 1 or params.beam_width:
-            raise RequestError(
-                f"a branch of n={params.n} answers with beam_width={params.beam_width} does not fork; ask for one that "
-                "is drawn, and for more branches.",
-                "beam_width" if params.beam_width else "n",
-            )
-        if branch.prompt[:fork_len] != shared:
-            raise RequestError(f"branches differ within their first {fork_len} tokens; share those.", "prompt")
-
-
 def check_search(search: Admitted, limits: Limits) -> None:
     """Nothing. Raises `RequestError` for a beam search that an engine cannot hold or that asks for what it does not
     do."""

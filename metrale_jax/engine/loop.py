@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine import moves
-from metrale_jax.engine.admission import Admitted, Ask, Limits, Watch, admitted, check_branches
+from metrale_jax.engine.admission import Admitted, Ask, Limits, Watch, admitted
 from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.device import FAILURES, Device
@@ -93,45 +93,23 @@ class Engine:
         `watches[i]` sees what answer i gets. A beam search is one request, with its answers in `hypotheses`.
         """
         params = admitted.ask.params
+        now, first = self.clock(), self._num_submitted + 1
         watches = watches or (None,) * params.n
-        answers = [(admitted, sample, watches[sample]) for sample in range(1 if params.beam_width else params.n)]
-        requests = self._numbered(answers, max(params.beam_width, len(answers)))
+        requests = [
+            admitted.request(first + sample, sample, now, watches[sample])
+            for sample in range(1 if params.beam_width else params.n)
+        ]
+        self._num_submitted += max(params.beam_width, len(requests))
+        for request in requests:
+            request.rank = rank_of(request.request_id, params.priority)
+            if params.deadline_s is not None:
+                request.deadline = request.queued_at + params.deadline_s
+                heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
         if params.beam_width:
             Search(requests[0], params.beam_width)
         else:
             requests[0].followers = requests[1:]
         self.roster.waiting.push(requests[0])
-        return requests
-
-    def enqueue_forks(
-        self, branches: Sequence[Admitted], fork_len: int, watches: Sequence[Watch | None] = ()
-    ) -> list[Request]:
-        """One request for each of `branches`, whose prompts agree in their first `fork_len` tokens: the first runs
-        those, the others fork from it there. Raises `RequestError` where they do not, or are too many at once."""
-        check_branches(branches, fork_len, self.limits)
-        watches = watches or (None,) * len(branches)
-        requests = self._numbered(
-            [(one, 0, watch) for one, watch in zip(branches, watches, strict=True)], len(branches)
-        )
-        for request in requests:
-            request.fork_len = fork_len
-        requests[0].followers = requests[1:]
-        self.roster.waiting.push(requests[0])
-        return requests
-
-    def _numbered(self, answers: Sequence[tuple[Admitted, int, Watch | None]], num_places: int) -> list[Request]:
-        """A request for each of `answers`, with its place in the queue and its deadline."""
-        now, first = self.clock(), self._num_submitted + 1
-        requests = [
-            admitted.request(first + place, sample, now, watch)
-            for place, (admitted, sample, watch) in enumerate(answers)
-        ]
-        self._num_submitted += num_places
-        for request in requests:
-            request.rank = rank_of(request.request_id, request.params.priority)
-            if request.params.deadline_s is not None:
-                request.deadline = request.queued_at + request.params.deadline_s
-                heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
         return requests
 
     def cancel(self, request: Request) -> None:
@@ -339,15 +317,11 @@ class Engine:
         return self._launched(hidden, drawing, self.shapes.pool_slots)
 
     def _joined(self, request: Request, copies: moves.Copies) -> list[Request]:
-        """Who draws where the chunk of a request ended: it, if it is through its prompt, and those that fork there."""
-        if request.remaining and (request.forks_in or not request.followers):
-            return []
-        slot = request.slot
-        forked = self.roster.fork(request) if request.remaining else self.roster.join(request)
-        copies.slots |= {own: slot for own in forked.slots}
-        copies.blocks |= {(copy.group, copy.target): copy for copy in forked.copies}
+        """A request that is through its prompt, and those that fork from it."""
+        joined = self.roster.join(request)
+        copies.slots |= {one.slot: request.slot for one in joined[1:]}
         self.draws.slots_changed()
-        return forked.running
+        return joined
 
     def _parts(self, decoding: list[Request], chunks: list[Chunk]) -> Iterator[tuple[list[Request], list[Chunk]]]:
         """What one program each runs of a step."""
@@ -412,7 +386,8 @@ class Engine:
             copies.limit(request, self.limits.norm_tokens)
             if request.lease.drop_behind_windows(request.seq_len) or shares:
                 self.slots.write(request.slot, request.lease)
-            drawing += [(sizes.decode_rows + row, one) for one in self._joined(request, copies)]
+            if not request.remaining:
+                drawing += [(sizes.decode_rows + row, one) for one in self._joined(request, copies)]
         copies.run(self, hidden, sizes.chunk_rows)
         scored = tuple(chunks) if scores is not None else ()
         if not drawing:

@@ -23,7 +23,7 @@ class Memory:
     `windows[g]` is group g's sliding window. `regime(length)` names what a prompt of that length makes of its keys
     beside their tokens: blocks of one regime never serve another. With `keep` false nothing is kept. `snapshots` are
     for a model with recurrent layers, None for others: of such a model no prefix is of use without a state.
-    `swap_bytes` of the host's memory are for states of preempted requests.
+    `swap_bytes` of the host's memory are for states of requests that had to make room for others.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Memory:
         return min(allocator.num_free + evictable for allocator, evictable in pairs)
 
     def begin(self, request: Request) -> int:
-        """Gives a request its lease, over what is cached of its tokens; returns the blocks that the rest and one token
-        more take. At least its last token is left to run, unless the row after it is kept."""
+        """Gives a request its lease, over what is cached of its tokens; returns the blocks it takes to hold the rest
+        and one token more. At least its last token is left to run, unless the row after it is kept."""
         before = self.num_available
         tables, pin = [], None
         saved = self._saved(request)
@@ -79,10 +79,6 @@ class Memory:
         if saved is not None:
             request.seq_len = saved.seq_len
         return request.lease.missing(request.num_tokens + 1) + before - self.num_available
-
-    def agrees(self, one: int, other: int) -> bool:
-        """Whether equal tokens have equal keys in prompts of these lengths."""
-        return self._regime(one) == self._regime(other)
 
     def attach(self, spill: Spill) -> None:
         """What the pool gives up of kept prefixes is to be found in a lower tier from now on."""
@@ -148,8 +144,8 @@ class Memory:
     def saved_state(self, request: Request, blocks: Any, slot: Any, num_bytes: int) -> SavedState:
         """The state of a request, whose blocks (see `held_blocks`) and slot hold `blocks` and `slot`."""
         held = tuple(tuple(i for i, block in enumerate(table) if block) for table in self._written(request))
-        known_len = request.known_len
-        return SavedState(request.seq_len, known_len, self._regime(known_len), held, blocks, slot, num_bytes)
+        regime = self._regime(request.known_len)
+        return SavedState(request.seq_len, request.known_len, regime, held, blocks, slot, num_bytes)
 
     def held_blocks(self, request: Request) -> list[list[int]]:
         """The blocks of each group that hold something of the request, in order."""

@@ -57,11 +57,10 @@ class Request:
     `seq_len` counts tokens whose keys and values are dispatched; `in_flight` counts drawn tokens that the host has not
     seen yet. `known_len` is the length under which the sequence was first run, which length-dependent rotary
     embeddings go by. `slot` is its row of the engine's slot table, 0 for none. `followers` are the other answers to
-    the same prompt: they fork from this one where its prompt ends. Those that were asked for as branches have prompts
-    of their own, which agree up to `fork_len`, and fork there; 0 stands for the prompt's end. `entered` says that its
-    prompt was begun, be it to be run again, and is counted. `search` is the beam search that this is a row of, or None;
-    such rows wait for each step to be read. `fault` is what its constraint raised when it was last asked for a mask: it
-    ends the request, as its `error`, once the step that it left nothing to draw is read.
+    the same prompt: they fork from this one where its prompt ends. `entered` says that its prompt was begun, be it to
+    be run again, and is counted. `search` is the beam search that this is a row of, or None; such rows wait for each
+    step to be read. `fault` is what its constraint raised when it was last asked for a mask: it ends the request, as
+    its `error`, once the step that it left nothing to draw is read.
 
     Where layers keep recurrent state, `resume` is the snapshot that its slot is to begin with, 0 for none, `cuts` are
     lengths at which chunks of its prompt end, and `checkpoint` is what was last kept of its state while it decoded. One
@@ -86,7 +85,6 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     followers: list["Request"] = field(default_factory=list)
-    fork_len: int = 0
     search: Any = None
     hypotheses: tuple[Hypothesis, ...] = ()
     lease: Lease | None = None
@@ -130,13 +128,6 @@ class Request:
         if self.finish_reason or (self.search is not None and self.in_flight):
             return False
         return len(self.output) + self.in_flight < self.max_tokens
-
-    @property
-    def forks_in(self) -> int:
-        """Tokens to run until its followers fork from it; 0 where none do, or all is run up to there."""
-        if not self.followers:
-            return 0
-        return max(0, (self.fork_len or len(self.prompt)) - self.seq_len)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop` of prompt and answer."""

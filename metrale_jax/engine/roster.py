@@ -2,7 +2,6 @@
 """`Roster`: where each request of an engine is, waiting, filling or running, and what it holds there."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.engine.admission import Limits
@@ -20,20 +19,10 @@ from metrale_jax.engine.waiting import WaitingQueue
 Chunk = tuple[Request, int]
 
 
-@dataclass
-class Forked:
-    """What came of a fork: the requests that draw from the row where it happened, the `slots` that the state there is
-    to be copied to, and the copies of blocks that its holders need before they write on."""
-
-    running: list[Request]
-    slots: list[int]
-    copies: list[BlockCopy]
-
-
 class Roster:
     """Requests by place. `filling` have a prompt under way, `running` are past it; both hold a slot and a lease.
 
-    The followers of a request that fills hold slots already, so that they can go on where they fork from it. A sequence
+    The followers of a request that fills hold slots already, so that they can run where its prompt ends. A sequence
     that enters past `recompute_len`, where rotary frequencies change, runs under its new length.
     """
 
@@ -115,41 +104,19 @@ class Roster:
                 return  # nothing was given back since it did not fit
             self.waiting.pop()
             request.followers = [one for one in request.followers if not one.finished]
-            request.known_len = self._known_len(request)
+            known_len = max(request.known_len, len(request.prompt))
+            outgrown = known_len <= self._recompute_len < request.num_tokens
+            request.known_len = request.num_tokens if outgrown else known_len
             missing = self.memory.begin(request)
-            self._part_from_late(request)
             offered[request.request_id] = request
             slots = 1 + len(request.followers)
             yield Waiting(request.request_id, request.remaining, missing, slots, self._cuts(request))
 
-    def _known_len(self, request: Request) -> int:
-        known_len = max(request.known_len, len(request.prompt))
-        outgrown = known_len <= self._recompute_len < request.num_tokens
-        return request.num_tokens if outgrown else known_len
-
-    def _part_from_late(self, request: Request) -> None:
-        """Followers that can no longer fork from a request wait for themselves: what it found in the prefix cache goes
-        past where they would, and serves them too."""
-        late = bool(request.fork_len) and request.fork_len < request.num_tokens and not request.forks_in
-        parting = [one for one in request.followers if late or not self._can_fork(request, one)]
-        request.followers = [one for one in request.followers if one not in parting]
-        for one in parting:
-            self.waiting.push(one)
-
-    def _can_fork(self, request: Request, one: Request) -> bool:
-        if not request.fork_len:
-            return True  # answers to the same prompt
-        # A prompt whose every row is looked at is run from its start.
-        alike = self.memory.agrees(self._known_len(one), request.known_len)
-        return alike and not one.output and one.params.prompt_logprobs is None
-
     def _cuts(self, request: Request) -> Cuts:
-        if self.memory.snapshots is None and not self._norm_tokens and not request.forks_in:
+        if self.memory.snapshots is None and not self._norm_tokens:
             return ANYWHERE
         size = self.memory.block_size if self.memory.snapshots is not None else 1
         stops = {length - request.seq_len for length in request.cuts if length > request.seq_len}
-        if request.forks_in:
-            stops.add(request.forks_in)
         if self._norm_tokens:
             stops.add(self._norm_tokens - request.seq_len % self._norm_tokens)
         return Cuts(tuple(sorted(stops)), -request.seq_len % size, size)
@@ -203,60 +170,20 @@ class Roster:
         self.filling.remove(request)
         self.running[request.request_id] = request
 
-    def join(self, request: Request) -> "Forked":
-        """A request whose prompt is done, and its followers, forked from it: they run from now on, but for those with
-        something of their own to run first."""
+    def join(self, request: Request) -> list[Request]:
+        """The request, whose prompt is done, and its followers, forked from it; all of them run from now on."""
         self.filling.remove(request)
         request.drawn_from = 0
-        self._run(request)
-        forked = self.fork(request)
-        return Forked([request, *forked.running], forked.slots, forked.copies)
-
-    def fork(self, request: Request) -> "Forked":
-        """Forks the followers of a request from where it stands, which is where they are to."""
         followers = [] if request.search else [one for one in request.followers if not one.finished]
-        assert not followers or request.fork_len in (0, request.seq_len), "branches fork where they part"
         request.followers = []
-        forked = Forked([], [one.slot for one in followers], [])
         for one in followers:
-            one.lease, one.seq_len = request.lease.fork(request.seq_len), request.seq_len
-            if request.fork_len:
-                one.known_len = self._known_len(one)
-                one.cached_tokens, one.entered = one.seq_len, True
-                self._counters.count_prompt(len(one.prompt), one.cached_tokens)
-            else:
-                one.known_len, one.cached_tokens, one.entered = request.known_len, request.cached_tokens, True
-        for one in followers:
-            if one.remaining:
-                self._fill(one, forked)
-            else:
-                self.slots.write(one.slot, one.lease)
-                self._run(one)
-                forked.running.append(one)
-        if followers and request.remaining:
-            self._own(request, forked)
-        return forked
-
-    def _run(self, request: Request) -> None:
-        request.in_flight += 1
-        self.running[request.request_id] = request
-
-    def _fill(self, one: Request, forked: "Forked") -> None:
-        """Lets a request that was forked run what it has of its own; it waits where there are no blocks for it."""
-        if self._own(one, forked):
-            self.filling.append(one)
-            self._begun.append(one)
-
-    def _own(self, request: Request, forked: "Forked") -> bool:
-        """Whether a request got blocks of its own for the rest of its prompt; if not, it is back in the queue."""
-        copies = self.memory.grow(request, request.num_tokens)
-        if copies is None:
-            forked.slots = [slot for slot in forked.slots if slot != request.slot]
-            self.requeue(request)
-            return False
-        forked.copies += copies
-        self.slots.write(request.slot, request.lease)
-        return True
+            one.lease, one.seq_len, one.known_len = request.lease.fork(), request.seq_len, request.known_len
+            one.cached_tokens, one.entered = request.cached_tokens, True
+            self.slots.write(one.slot, one.lease)
+        for one in (request, *followers):
+            one.in_flight += 1
+            self.running[one.request_id] = one
+        return [request, *followers]
 
     def run_beams(self, search: Search) -> None:
         """Lets the beams of a search, and no other of its rows, run on."""
