@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from metrale_jax.core.errors import MetraleError, RequestError, shown
-from metrale_jax.engine.admission import NO_SEQUENCES, Admitted
+from metrale_jax.engine.admission import NO_SEQUENCES, Admitted, Watch
 from metrale_jax.engine.loop import Engine
 from metrale_jax.engine.request import Request, RequestMetrics
 from metrale_jax.prepared import Prepared, fresh_seed
@@ -77,9 +77,17 @@ class Answer:
 
     def submit(self, engine: Engine, admitted: Admitted) -> None:
         """Queues the requests of what it was prepared for."""
-        # Without stop strings nothing in the text ends an answer, and it can wait until somebody asks for it.
-        watches = [text.watch if text and self.params.stop else None for text in self._texts]
-        self._requests = engine.enqueue(admitted, watches)
+        self.adopt(engine.enqueue(admitted, self.watches))
+
+    @property
+    def watches(self) -> list[Watch | None]:
+        """What sees the tokens of each answer: without stop strings nothing in the text ends one, and it can wait until
+        somebody asks for it."""
+        return [text.watch if text and self.params.stop else None for text in self._texts] or [None] * self.params.n
+
+    def adopt(self, requests: list[Request]) -> None:
+        """Takes the requests that were queued for it."""
+        self._requests = requests
         self._taken, self._told = [0] * self.params.n, [False] * self.params.n
 
     @property

@@ -176,6 +176,17 @@ class LLM:
             answer.submit(self.engine, prepared.admitted)
         return answer
 
+    def submit_forks(self, prepared: Sequence[Prepared], shared_tokens: int) -> list[Answer]:
+        """An answer to come for each, one of a kind, whose prompts all begin with the same `shared_tokens`: these run
+        once, and each goes on from there by its own params. Raises `RequestError` for such as cannot share them."""
+        answers = [Answer.of(one) for one in prepared]
+        watches = [answer.watches[0] for answer in answers]
+        with self._lock:
+            requests = self.engine.enqueue_forks([one.admitted for one in prepared], shared_tokens, watches)
+        for answer, request in zip(answers, requests, strict=True):
+            answer.adopt([request])
+        return answers
+
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Answer:
         """The answer to come: `step` until it is `finished`, then ask its `result`. Raises `RequestError` at once."""
         return self.submit_prepared(self.prepare(prompt, params))

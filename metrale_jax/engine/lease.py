@@ -114,12 +114,14 @@ class Lease:
                 dropped = True
         return dropped
 
-    def fork(self) -> "Lease":
-        """A second holder of the same blocks; either copies the block it next writes to while both hold it."""
+    def fork(self, num_tokens: int | None = None) -> "Lease":
+        """A second holder of the same blocks, or of those of the first `num_tokens`; either copies the block it next
+        writes to while both hold it."""
         assert not self.released, "a released lease cannot be forked"
-        for allocator, table in zip(self.allocators, self.tables, strict=True):
+        count = None if num_tokens is None else ceil_div(num_tokens, self.block_size)
+        tables = [table[:count] for table in self.tables]
+        for allocator, table in zip(self.allocators, tables, strict=True):
             allocator.share(table)
-        tables = [list(table) for table in self.tables]
         pin = self.pin.fork() if self.pin else None
         self.forked, self.capacity = True, 0
         return Lease(self.allocators, self.windows, self.block_size, tables, pin=pin, forked=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from metrale_jax.core.errors import MetraleError, RequestError
-from metrale_jax.engine import moves
+from metrale_jax.engine import forks, moves
 from metrale_jax.engine.admission import Admitted, Ask, Limits, Watch, admitted
 from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
@@ -92,25 +92,36 @@ class Engine:
 
         `watches[i]` sees what answer i gets. A beam search is one request, with its answers in `hypotheses`.
         """
-        params = admitted.ask.params
-        now, first = self.clock(), self._num_submitted + 1
-        watches = watches or (None,) * params.n
-        requests = [
-            admitted.request(first + sample, sample, now, watches[sample])
-            for sample in range(1 if params.beam_width else params.n)
-        ]
-        self._num_submitted += max(params.beam_width, len(requests))
-        for request in requests:
-            request.rank = rank_of(request.request_id, params.priority)
-            if params.deadline_s is not None:
-                request.deadline = request.queued_at + params.deadline_s
-                heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
-        if params.beam_width:
-            Search(requests[0], params.beam_width)
+        width, num_answers = admitted.ask.params.beam_width, admitted.ask.params.n
+        watches = watches or (None,) * num_answers
+        requests = [self._made(admitted, sample, watches[sample]) for sample in range(1 if width else num_answers)]
+        if width:
+            self._num_submitted += width - 1
+            Search(requests[0], width)
         else:
             requests[0].followers = requests[1:]
         self.roster.waiting.push(requests[0])
         return requests
+
+    def enqueue_forks(
+        self, parts: Sequence[Admitted], shared_tokens: int, watches: Sequence[Watch | None]
+    ) -> list[Request]:
+        """A request for each of `parts`, whose prompts begin with the same `shared_tokens`: the first runs these for
+        all. Raises `RequestError` for such as cannot share them."""
+        forks.check_forks(parts, shared_tokens, self.limits)
+        requests = [self._made(part, 0, watch) for part, watch in zip(parts, watches, strict=True)]
+        for request in forks.led(requests, shared_tokens):
+            self.roster.waiting.push(request)
+        return requests
+
+    def _made(self, admitted: Admitted, sample: int, watch: Watch | None) -> Request:
+        self._num_submitted += 1
+        request, params = admitted.request(self._num_submitted, sample, self.clock(), watch), admitted.ask.params
+        request.rank = rank_of(request.request_id, params.priority)
+        if params.deadline_s is not None:
+            request.deadline = request.queued_at + params.deadline_s
+            heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
+        return request
 
     def cancel(self, request: Request) -> None:
         """Ends a request now, with what it has; a finished one stays as it is."""
@@ -386,6 +397,7 @@ class Engine:
             copies.limit(request, self.limits.norm_tokens)
             if request.lease.drop_behind_windows(request.seq_len) or shares:
                 self.slots.write(request.slot, request.lease)
+            drawing += [(sizes.decode_rows + row, one) for one in forks.forked(self, request, copies)]
             if not request.remaining:
                 drawing += [(sizes.decode_rows + row, one) for one in self._joined(request, copies)]
         copies.run(self, hidden, sizes.chunk_rows)

@@ -43,7 +43,7 @@ class Memory:
         self.swap = SwapSpace(swap_bytes)
         self.spill: Spill | None = None
         self._found: dict[int, SavedState] = {}
-        self._windows, self.block_size, self._regime, self._keep = windows, block_size, regime, keep
+        self._windows, self.block_size, self.regime, self._keep = windows, block_size, regime, keep
 
     @property
     def num_usable(self) -> int:
@@ -91,7 +91,7 @@ class Memory:
         """What the tree has of the tokens; what the lower tier has after that is noted in `_found`."""
         most = 0 if none else len(tokens) - 1
         whole = self.snapshots is not None and self._policy.whole_prompts and not none
-        regime = self._regime(request.known_len)
+        regime = self.regime(request.known_len)
         namespace, spill = (*request.namespace, regime), self.spill
         if spill is None or not most:
             return self.tree.match(namespace, tokens, most, whole=whole)
@@ -120,7 +120,7 @@ class Memory:
     def _saved(self, request: Request) -> SavedState | None:
         """What was saved of the request; nothing if its keys would have to be others by now."""
         saved = self.swap.get(request.request_id)
-        if saved is not None and saved.regime != self._regime(request.known_len):
+        if saved is not None and saved.regime != self.regime(request.known_len):
             self.swap.drop(request.request_id)
             return None
         return saved
@@ -144,7 +144,7 @@ class Memory:
     def saved_state(self, request: Request, blocks: Any, slot: Any, num_bytes: int) -> SavedState:
         """The state of a request, whose blocks (see `held_blocks`) and slot hold `blocks` and `slot`."""
         held = tuple(tuple(i for i, block in enumerate(table) if block) for table in self._written(request))
-        regime = self._regime(request.known_len)
+        regime = self.regime(request.known_len)
         return SavedState(request.seq_len, request.known_len, regime, held, blocks, slot, num_bytes)
 
     def held_blocks(self, request: Request) -> list[list[int]]:
@@ -179,7 +179,7 @@ class Memory:
         if not self._keep:
             return False
         written = min(request.seq_len, request.num_tokens)
-        if self._regime(written) != self._regime(request.known_len):
+        if self.regime(written) != self.regime(request.known_len):
             written = min(written, request.known_len)
         pin, tables = request.lease.pin, request.lease.tables
         before = pin.num_tokens
@@ -218,7 +218,7 @@ class Memory:
             return pin.node, ()
         if not with_tail or not self.snapshots.stats.num_units:
             return None, ()
-        if length > request.known_len and self._regime(length) != self._regime(request.known_len):
+        if length > request.known_len and self.regime(length) != self.regime(request.known_len):
             return None, ()
         tokens = request.tokens(whole, length)
         kept = pin.node.children.get(tuple(tokens))

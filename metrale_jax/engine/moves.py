@@ -76,12 +76,14 @@ def _put_back(engine: Any, request: Request, saved: SavedState) -> None:
 class Copies:
     """What one step leaves of its sequences elsewhere, each by its target: one may be taken twice in a step, and the
     second is who keeps it. `slots` are copied to forks and snapshots, `blocks` to tails, and hidden `rows`, by their
-    place among the ends of the step's chunks, to units. Before that the states of `limited` slots are."""
+    place among the ends of the step's chunks, to units. Before that the states of `limited` slots are, and after it the
+    requests that have `begun` in slots that were copied to."""
 
     slots: dict[int, int] = field(default_factory=dict)
     blocks: dict[tuple[int, int], BlockCopy] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
     limited: list[int] = field(default_factory=list)
+    begun: list[Request] = field(default_factory=list)
 
     def limit(self, request: Request, norm_tokens: int) -> None:
         """The state of a request that stands where states are limited, after every `norm_tokens`, is."""
@@ -109,6 +111,7 @@ class Copies:
             if self.rows:
                 units = {row: unit for unit, row in self.rows.items()}
                 engine.device.keep_rows(hidden, padded([units.get(row, 0) for row in range(num_rows)], num_rows))
+            _begun(engine, self.begun)
         except FAILURES:
             engine.memory.forget(distrusted=False)  # snapshots among them were never written
             raise

@@ -57,7 +57,8 @@ class Request:
     `seq_len` counts tokens whose keys and values are dispatched; `in_flight` counts drawn tokens that the host has not
     seen yet. `known_len` is the length under which the sequence was first run, which length-dependent rotary
     embeddings go by. `slot` is its row of the engine's slot table, 0 for none. `followers` are the other answers to
-    the same prompt: they fork from this one where its prompt ends. `entered` says that its prompt was begun, be it to
+    the same prompt: they fork from this one where its prompt ends, or where it has run `fork_len` tokens of it, which
+    is all that their own prompts have in common with it. `entered` says that its prompt was begun, be it to
     be run again, and is counted. `search` is the beam search that this is a row of, or None; such rows wait for each
     step to be read. `fault` is what its constraint raised when it was last asked for a mask: it ends the request, as
     its `error`, once the step that it left nothing to draw is read.
@@ -85,6 +86,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     followers: list["Request"] = field(default_factory=list)
+    fork_len: int = 0
     search: Any = None
     hypotheses: tuple[Hypothesis, ...] = ()
     lease: Lease | None = None

@@ -108,15 +108,20 @@ class Roster:
             outgrown = known_len <= self._recompute_len < request.num_tokens
             request.known_len = request.num_tokens if outgrown else known_len
             missing = self.memory.begin(request)
+            for branch in [one for one in request.followers if 0 < one.fork_len <= request.seq_len]:
+                # What they would wait for is cached, for them too.
+                request.followers.remove(branch)
+                self.leave(branch)
             offered[request.request_id] = request
             slots = 1 + len(request.followers)
             yield Waiting(request.request_id, request.remaining, missing, slots, self._cuts(request))
 
     def _cuts(self, request: Request) -> Cuts:
+        forks = {one.fork_len - request.seq_len for one in request.followers if one.fork_len > request.seq_len}
         if self.memory.snapshots is None and not self._norm_tokens:
-            return ANYWHERE
+            return Cuts(tuple(sorted(forks))) if forks else ANYWHERE
         size = self.memory.block_size if self.memory.snapshots is not None else 1
-        stops = {length - request.seq_len for length in request.cuts if length > request.seq_len}
+        stops = forks | {length - request.seq_len for length in request.cuts if length > request.seq_len}
         if self._norm_tokens:
             stops.add(self._norm_tokens - request.seq_len % self._norm_tokens)
         return Cuts(tuple(sorted(stops)), -request.seq_len % size, size)
@@ -184,6 +189,25 @@ class Roster:
             one.in_flight += 1
             self.running[one.request_id] = one
         return [request, *followers]
+
+    def take(self, branch: Request) -> bool:
+        """Whether a branch that has left the one that ran its beginning has more of its prompt to run, which it fills
+        from now on; else it runs."""
+        branch.fork_len, branch.cached_tokens, branch.entered = 0, branch.seq_len, True
+        self._counters.count_prompt(len(branch.prompt), branch.seq_len)
+        if branch.remaining:
+            self.filling.append(branch)
+            return True
+        branch.in_flight += 1
+        self.running[branch.request_id] = branch
+        return False
+
+    def leave(self, branch: Request) -> None:
+        """Queues a branch that does not follow any longer."""
+        if branch.slot:
+            self.slots.release(branch.slot)
+        branch.slot = branch.seq_len = branch.fork_len = 0
+        self.waiting.push(branch)
 
     def run_beams(self, search: Search) -> None:
         """Lets the beams of a search, and no other of its rows, run on."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from metrale_jax.core.errors import MetraleError, RequestError
-from metrale_jax.engine.admission import Ask, Limits
+from metrale_jax.engine.admission import Ask, Limits, admitted
 from metrale_jax.engine.beam import BeamSearch, Hypothesis
 from metrale_jax.engine.buckets import ShapePlan
 from metrale_jax.engine.drafting import Drafting
@@ -147,6 +147,25 @@ def random_job(choose: Choose, max_sequences: int, earlier: Sequence[tuple[int, 
     return Job(prompt, params, tuple(choose(0, 5) for _ in range(params.n)), watch, constraint)
 
 
+def random_forks(choose: Choose, max_sequences: int, earlier: Sequence[tuple[int, ...]] = ()) -> tuple[list[Job], int]:
+    """Branches of a prompt, and how many tokens they share: now and then all of them, or of one that was met before."""
+    count = choose(1, min(4, max_sequences))
+    jobs = [random_job(choose, 1) for _ in range(count)]
+    jobs = [job for job in jobs if not job.params.beam_width] or [random_job(lambda low, high: low, 1)]
+    stem = (2, *STEMS[choose(0, len(STEMS) - 1)][: choose(0, 27)])
+    if earlier and choose(0, 3) == 3:
+        stem = earlier[choose(0, len(earlier) - 1)][:28]
+    salt = jobs[0].params.cache_salt
+    return [
+        replace(
+            job,
+            prompt=(*stem, *(2 + choose(0, VOCAB - 3) for _ in range((0, 0, 1, 3, 7)[choose(0, 4)]))),
+            params=replace(job.params, cache_salt=salt),
+        )
+        for job in jobs
+    ], len(stem)
+
+
 def search_job(choose: Choose, prompt: tuple[int, ...]) -> Job:
     """A beam search."""
     width = choose(1, 4)
@@ -216,6 +235,7 @@ class Sent:
     leader: Request | None
     first_at: int = 0
     orphan: bool = False
+    branch: bool = False
 
 
 class World:
@@ -287,17 +307,44 @@ class World:
             return False
         expect(not too_long, "what needs more blocks than there are was taken")
         for sample, request in enumerate(requests):
-            answer, reason = ([], "") if job.params.beam_width else solo(job, sample, self.rules)
-            # A row whose rules leave nothing runs the token 0 before the host has seen that.
-            tokens = [*job.prompt, *answer, 0]
-            self.device.sequences[request.request_id] = Written(
-                tokens, len(job.prompt), job.params.cache_salt, self.rules
-            )
-            leader = requests[0] if sample else None
-            one = Sent(request, job, sample, answer, reason, watches[sample], self.steps, leader)
-            self.sent.append(one)
-            self.live.append(one)
+            self._note(request, job, sample, watches[sample], requests[0] if sample else None)
         return True
+
+    def submit_forks(self, jobs: Sequence[Job], shared_tokens: int) -> bool:
+        """Whether branches of a prompt were taken."""
+        watches = [Watch(*job.watch) for job in jobs]
+        try:
+            parts = [
+                admitted(
+                    Ask(
+                        job.prompt,
+                        job.params,
+                        job.seeds,
+                        EOS,
+                        job.params.bad_words,
+                        Picky(*job.constraint) if job.constraint else None,
+                    ),
+                    self.engine.limits,
+                )
+                for job in jobs
+            ]
+            requests = self.engine.enqueue_forks(parts, shared_tokens, watches)
+        except RequestError as error:
+            expect("KV blocks" in str(error) or "branches" in str(error), f"refused: {error}")
+            return False
+        for job, request, watch in zip(jobs, requests, watches, strict=True):
+            self._note(request, job, 0, watch, None if request is requests[0] else requests[0])
+            self.sent[-1].orphan = self.sent[-1].branch = True
+        return True
+
+    def _note(self, request: Request, job: Job, sample: int, watch: Watch, leader: Request | None) -> None:
+        answer, reason = ([], "") if job.params.beam_width else solo(job, sample, self.rules)
+        # A row whose rules leave nothing runs the token 0 before the host has seen that.
+        tokens = [*job.prompt, *answer, 0]
+        self.device.sequences[request.request_id] = Written(tokens, len(job.prompt), job.params.cache_salt, self.rules)
+        one = Sent(request, job, sample, answer, reason, watch, self.steps, leader)
+        self.sent.append(one)
+        self.live.append(one)
 
     def step(self) -> bool:
         """One step; whether work is left."""
@@ -458,10 +505,10 @@ class World:
     def check_order(self) -> None:
         """First tokens come in order of service, from those that had a chance.
 
-        Where a prompt is cut for a snapshot, the rest of its step is for who comes next. A search that fails with the
-        pool has had its first tokens, and others of its step draw theirs again.
+        Where a prompt is cut for a snapshot or for branches, the rest of its step is for who comes next. A search that
+        fails with the pool has had its first tokens, and others of its step draw theirs again.
         """
-        if self.device.recurrent:
+        if self.device.recurrent or any(one.branch for one in self.sent):
             return
         lost = [one for one in self.sent if one.job.params.beam_width and "INJECTED" in str(one.request.error)]
         seen = [one for one in self.sent if one.first_at and not one.orphan and one not in lost]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from metrale_jax.engine.snapshots import NOTHING_KEPT, KeptState
 from metrale_jax.sampling.params import SamplingParams
-from tests.engine.engine_world import BLOCK, LIMIT, STEMS, Job, World, random_job
+from tests.engine.engine_world import BLOCK, LIMIT, STEMS, Job, World, random_forks, random_job
 from tests.engine.fake_device import Violation
 
 CALLS = (
@@ -79,13 +79,16 @@ TestAnyOrder = Machine.TestCase
 TestAnyOrder.settings = ANY_ORDER
 
 
-def load(seed: int, num_commands: int, drafts: bool = False) -> World:
-    """A world after a random load; every second one without failures, so that all answers must be whole."""
+def load(seed: int, num_commands: int, drafts: bool = False, forks: bool = False) -> World:
+    """A world after a random load; every second one without failures, so that all answers must be whole. With `forks`
+    most of what is sent are branches."""
     rng = random.Random(seed)
     world, calls = World(rng.randint, drafts), CALLS + DRAFT_CALLS if drafts else CALLS
     for _ in range(num_commands):
         command = rng.random()
-        if command < 0.45:
+        if forks and command < 0.35:
+            world.submit_forks(*random_forks(rng.randint, world.num_slots, world.earlier))
+        elif command < 0.45:
             world.submit(random_job(rng.randint, world.num_slots, world.earlier))
         elif command < 0.8:
             for _ in range(rng.randint(1, 7)):
@@ -127,6 +130,20 @@ def test_random_loads_meet_every_event_and_give_solo_answers():
     broken = "watch is broken", "raised KeyError", "constraint is broken", "constraint is stuck"
     for told in ("not finite", "INJECTED", "allow no token", "deadline", *broken):
         assert any(told in str(request.error) for request in requests), told
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])
+def test_random_loads_of_branches_give_solo_answers(drafts):
+    worlds = [load(7000 + seed, 60, drafts, forks=True) for seed in range(20)]
+    sent = [one for world in worlds for one in world.sent if one.branch]
+    assert {one.request.finish_reason for one in sent} == {"stop", "length", "abort", "error"}
+    # What a branch that follows skips without a cache, or past whole blocks, it has from the one that it follows.
+    followers = [one for one in sent if one.leader is not None and one.request.entered]
+    shared = [one for one in followers if one.request.cached_tokens]
+    assert sum(world.device.num_copies for world in worlds) > 15
+    assert sum(one.request.cached_tokens % BLOCK > 0 for one in shared) > 40
+    assert sum(one.request.cached_tokens == len(one.job.prompt) for one in shared) > 4
+    assert sum(one.request.num_preemptions > 0 for one in sent) > 2
 
 
 @pytest.mark.slow
