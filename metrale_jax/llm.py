@@ -3,7 +3,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -22,7 +22,7 @@ from metrale_jax.engine.hooks import Hook, ignore, in_turn
 from metrale_jax.engine.make import make_engine
 from metrale_jax.engine.moves import spill_kept
 from metrale_jax.engine.stats import EngineStats
-from metrale_jax.evaluation import chunked_logits, embedding, token_nlls
+from metrale_jax.evaluation import chunked_logits, embedding, embedding_chunks, token_nlls
 from metrale_jax.llm_config import (
     checked_limits,
     engine_config,
@@ -133,16 +133,16 @@ class LLM:
         return self.tokenize(text, add_special_tokens=False)
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt's text, framed as the model wants it or not. Raises `RequestError`, at once where the
-        length shows it, for one that does not fit; waits for nobody."""
+        """Token ids of a prompt's text, framed as the model wants it or not. Raises `RequestError` for one too long."""
         return self._preparer.tokens(text, add_special_tokens)
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `RequestError` for ids that are none."""
         return self.tokenizer.decode(self.checked_tokens(token_ids), skip_special_tokens)
 
-    def checked_tokens(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The ids as plain ints. Raises `RequestError` for none, or for ids outside the vocabulary."""
+    def checked_tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt's ids as plain ints. Raises `RequestError` for none, or for ids outside the vocabulary."""
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return checked_tokens(token_ids, self.loaded.config.vocab_size)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AnswerStream:
@@ -159,9 +159,7 @@ class LLM:
                 "beam_width" if one.beam_width else "n",
             )
         answer = self.submit(prompt, one)
-        return AnswerStream(
-            self._pieces(answer), lambda: self.cancel([answer]), lambda: self._forgotten.append(answer)
-        )
+        return AnswerStream(self._pieces(answer), lambda: self.cancel([answer]), lambda: self._forgotten.append(answer))
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Prepared:
         """The request, checked and ready to be queued: what takes time is done. Any thread may call this, and it waits
@@ -226,10 +224,8 @@ class LLM:
         return self.engine.stats()
 
     def profile(self, directory: str | Path) -> AbstractContextManager[None]:
-        """A context whose work JAX's profiler records under `directory`, for TensorBoard or Perfetto.
-
-        Entering it raises `ConfigError` if that is not writable, or if the process is being profiled already.
-        """
+        """A context whose work JAX's profiler records under `directory`, for TensorBoard or Perfetto. Entering raises
+        `ConfigError` if that is not writable, or if the process is being profiled already."""
         return profiled(Path(directory))
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -242,27 +238,25 @@ class LLM:
     ) -> list[np.ndarray]:
         """A vector of each input, float32 `[D]`: the mean of the rows behind the model's last norm or the last of them,
         of length one if it is to `normalize`. See `evaluation.embedding_chunks`."""
-        steps, params = self.loaded.steps, self.loaded.params
-        tokens = [
-            checked_tokens(self._token_ids(one), self.loaded.config.vocab_size) for one in checked_prompts(inputs)
-        ]
-        return [embedding(steps, params, one, pooling, normalize) for one in tokens]
+        tokens = [self.checked_tokens(one) for one in checked_prompts(inputs)]
+        return [embedding(self.loaded.steps, self.loaded.params, one, pooling, normalize) for one in tokens]
+
+    def embedding_chunks(
+        self, token_ids: Sequence[int], pooling: str, normalize: bool
+    ) -> Generator[None, None, np.ndarray]:
+        """The same of one sequence, in pieces: comes back after each chunk, and with the vector in the end."""
+        return embedding_chunks(self.loaded.steps, self.loaded.params, token_ids, pooling, normalize)
 
     def perplexity(self, text: Prompt) -> float:
         """`exp` of the mean negative log-likelihood of every token after the first."""
-        tokens = self.checked_tokens(self._token_ids(text))
+        tokens = self.checked_tokens(text)
         if len(tokens) < 2:
-            raise RequestError(
-                f"text of {len(tokens)} token has nothing to predict; give at least two tokens.", "prompt"
-            )
+            raise RequestError(f"text of {len(tokens)} token predicts nothing; give at least two tokens.", "prompt")
         return float(np.exp(token_nlls(self.loaded.steps, self.loaded.params, tokens).mean()))
 
     def warm_up(self) -> int:
         """Compiles all that a load can need but for beams, swaps and saved answers; returns how many programs it is."""
         return self._programs.compile_all(self.loaded, self.engine.shapes)
-
-    def _token_ids(self, prompt: Prompt) -> Sequence[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _submitted(self, prompt: Prompt, params: SamplingParams, alone: bool) -> Answer:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.engine.device import FAILURES
 from serving.core.errors import Kind, ServiceError
+from serving.core.intake import as_service_error
 from serving.core.jobs import EmbedJob, GenerateJob
 from serving.core.orders import CancelOrder, EmbedOrder, GenerateOrder, Order, Report, StopOrder
 from serving.core.pulse import Pulse
@@ -159,7 +160,7 @@ class EngineThread:
                 for prepared in order.prepared:
                     answers.append(llm.submit_prepared(prepared))
         except MetraleError as error:
-            self._refuse(llm, order, answers, ServiceError(Kind.INVALID, str(error), field=error.field))
+            self._refuse(llm, order, answers, as_service_error(error, ""))
             return
         except Exception as error:
             LOG.error("an order could not be queued", exc_info=error)
@@ -202,7 +203,7 @@ class EngineThread:
         try:
             news = job.advance()
         except MetraleError as error:
-            news = Report(job.job_id, ServiceError(Kind.INVALID, str(error), field=error.field), last=True)
+            news = Report(job.job_id, as_service_error(error, "inputs"), last=True)
         except FAILURES as error:
             LOG.error("an embedding failed", exc_info=error)
             news = Report(job.job_id, ServiceError(Kind.INTERNAL, "the device could not run it; try again."), last=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from metrale_jax.core.errors import MetraleError
+from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.sampling.params import SamplingParams
 from serving.core.calls import BranchCall, Caller, Prompt
 from serving.core.errors import Kind, ServiceError
@@ -36,6 +36,9 @@ def prompt_tokens(llm: "LLM", prompt: Prompt, field: str = "prompt") -> Sequence
         )
     with _fault_of(field):
         if prompt.messages is not None:
+            if "chat_template" in prompt.template:
+                # It is a program, which may take as long as it likes.
+                raise RequestError("chat_template is the server's own; leave it out, or send a text that you made.")
             return llm.chat_tokens(prompt.messages, **prompt.template)
         if prompt.text is not None:
             return llm.tokenize(prompt.text, prompt.add_special_tokens)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metrale_jax import LLM, SamplingParams
+from metrale_jax import SamplingParams
 from metrale_jax.core.errors import RequestError
 from metrale_jax.engine.admission import Ask, admitted
-from tests.conftest import GOLDENS
 from tests.engine.conftest import LONG
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -40,7 +39,7 @@ def jobs_of(kit, branches=BRANCHES, shared=SHARED, seed=0):
 
 def submit(engine, jobs, shared=SHARED):
     asks = [Ask(job.prompt, job.params, [job.seed], job.eos_token_ids) for job in jobs]
-    return engine.enqueue_forks([admitted(ask, engine.limits) for ask in asks], shared)
+    return engine.enqueue_forks([admitted(ask, engine.limits) for ask in asks], shared, [None] * len(asks))
 
 
 def assert_solo(kit, jobs, requests):
@@ -160,27 +159,11 @@ def test_branches_that_cannot_fork_are_refused(kit):
         ([jobs[0], other], SHARED, "prompt"),
         (jobs, 0, "prompt"),
         (jobs, SHARED + 1, "prompt"),
-        ([], 1, "prompt"),
-        (jobs * 2, SHARED, "prompt"),
+        ([], 1, "branches"),
+        (jobs * 2, SHARED, "branches"),
         ([jobs[0], replace(jobs[1], params=replace(GREEDY, beam_width=2))], SHARED, "beam_width"),
     ):
         with pytest.raises(RequestError) as caught:
             submit(engine, wrong, shared)
         assert caught.value.field == field
     assert not engine.has_work
-
-
-@pytest.mark.parametrize("options", [{"prefix_cache": False}, {"proposer": "ngram", "draft_mode": "always"}])
-def test_branches_of_a_hybrid_through_the_door_are_the_answers_alone(options):
-    sizes = {"max_sequences": 4, "max_context_tokens": 128, "kv_cache_mib": 2, "prefill_tokens": 32}
-    name = GOLDENS / "qwen3-next-dense"
-    llm, plain = LLM(name, **sizes, **options), LLM(name, **sizes, prefix_cache=False)
-    rng = np.random.default_rng(4)
-    shared = rng.integers(3, 60, 37).tolist()
-    prompts = [shared + rng.integers(3, 60, count).tolist() for count in (6, 0, 17)]
-    params = [SamplingParams(temperature=0.7 * place, seed=place, max_tokens=10, ignore_eos=True) for place in range(3)]
-    answers = llm.submit_forks([llm.prepare(*pair) for pair in zip(prompts, params, strict=True)], len(shared))
-    while llm.step():
-        pass
-    assert [one.result().token_ids for one in answers] == [one.token_ids for one in plain.generate(prompts, params)]
-    llm.engine.check()

@@ -111,7 +111,8 @@ async def test_forms_of_prompts_reach_the_engine_as_tokens():
         for prompt in (Prompt(text="ab"), Prompt(token_ids=(97, 98)), chat):
             events = await all_of(world.service.generate(GenerateCall(prompt, SamplingParams(max_tokens=1)), ANYBODY))
             assert events[-1].result.prompt_token_ids == (97, 98)
-        for prompt in (Prompt(), Prompt(text="a", token_ids=(1,))):
+        own = Prompt(messages=({"role": "user", "content": "a"},), template={"chat_template": "{{ 1 }}"})
+        for prompt in (Prompt(), Prompt(text="a", token_ids=(1,)), own):
             with pytest.raises(ServiceError) as caught:
                 await all_of(world.service.generate(GenerateCall(prompt, SamplingParams()), ANYBODY))
             assert caught.value.kind is Kind.INVALID and caught.value.field == "prompt"
