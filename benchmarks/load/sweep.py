@@ -67,8 +67,9 @@ def run_sweep(sweep: Sweep, server: Server, engine: Worker | None) -> tuple[dict
         clients = {"target": server.target}
         workers = [stack.enter_context(Worker("sweep_clients", clients)) for _ in range(processes)]
         for turn in range(sweep.rounds + 1):
-            for streams in sweep.streams if turn else sweep.streams[:1]:
-                count = max(sweep.min_requests, streams * sweep.requests_a_stream)
+            # The first is thrown away: a crowd runs once what a first run costs.
+            for streams in sweep.streams if turn else [max(sweep.streams)]:
+                count = max(sweep.min_requests, streams * (sweep.requests_a_stream if turn else 1))
                 requests = asks(f"{sweep.seed}-{turn}-{streams}", count, vocab_size)
                 for name in ("served", "bare") if turn % 2 else ("bare", "served"):
                     if name == "served":
@@ -77,7 +78,7 @@ def run_sweep(sweep: Sweep, server: Server, engine: Worker | None) -> tuple[dict
                         found = bare(engine, requests, streams, sweep.deadline_s)
                     else:
                         continue
-                    if turn:  # the first is thrown away
+                    if turn:
                         runs.setdefault((streams, name), []).append(found)
     rows = [{"streams": streams, "what": name, **medians(found)} for (streams, name), found in sorted(runs.items())]
     for row in rows:
