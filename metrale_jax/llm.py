@@ -127,7 +127,7 @@ class LLM:
         """The assistant's answer to a conversation: dicts with `role` and `content`. `template` is for the template."""
         return self.generate([self.chat_tokens(messages, **template)], params)[0]
 
-    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **template) -> list[int]:
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], /, **template) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the assistant to go on."""
         text = self.tokenizer.apply_chat_template(messages, **template)
         return self.tokenize(text, add_special_tokens=False)

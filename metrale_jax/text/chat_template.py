@@ -61,6 +61,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
@@ -69,6 +70,10 @@ class ChatTemplate:
 
         A `chat_template` among them names another of the templates or is Jinja source itself.
         """
+        if tools is not None and not (
+            isinstance(tools, list | tuple) and all(isinstance(one, Mapping) for one in tools)
+        ):
+            raise RequestError(f"tools={shown(tools)} is no list of tools; give one of dicts.", "prompt")
         source = self._source(template_kwargs.pop("chat_template", None), tools)
         variables = {
             **self._special_strings,
@@ -79,7 +84,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template(source).render(**variables)
+            return self._template(source).render(variables)
         except _TEMPLATE_FAULTS as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise TextError(

@@ -21,7 +21,18 @@ def test_prompts_equal_those_of_transformers(name, request, goldens):
     tokenizer = request.getfixturevalue(name)
     assert goldens[name]["chats"]
     for chat in goldens[name]["chats"]:
-        assert tokenizer.apply_chat_template(**chat["call"]) == chat["prompt"]
+        options = dict(chat["call"])
+        assert tokenizer.apply_chat_template(options.pop("messages"), **options) == chat["prompt"]
+
+
+@pytest.mark.parametrize("tools", [1.5, "x", {"a": 1}, [3]])
+def test_tools_that_are_no_list_of_dicts_are_told(tools):
+    with pytest.raises(RequestError, match="no list of tools"):
+        render("x", tools=tools)
+
+
+def test_variables_of_any_name_reach_the_template():
+    assert render("{{ self_ }}{{ x }}", self=1, messages_=2, x="y") == "y"
 
 
 def test_no_template_says_so_and_the_way_out(llama):
