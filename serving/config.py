@@ -11,6 +11,7 @@ from serving.core.keys import KeyLimits
 
 LOG_FORMATS = ("json", "text")
 PORTS = ("grpc_port", "side_port")
+MAX_MESSAGE_MIB = 2047
 MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads")
 ABOVE_ZERO = ("keepalive_s", "keepalive_timeout_s", "min_ping_interval_s")
 
@@ -84,6 +85,8 @@ class ServeConfig:
             raise ConfigError(f"{name}={value!r} is not a finite number from 0; give one.")
         if name in PORTS and value > 65535:
             raise ConfigError(f"{name}={value} is above 65535; give a port.")
+        if name == "max_message_mib" and value > MAX_MESSAGE_MIB:
+            raise ConfigError(f"max_message_mib={value} is above {MAX_MESSAGE_MIB}, which gRPC can count; give less.")
         if (name in MIN_ONE and value < 1) or (name in ABOVE_ZERO and value == 0):
             raise ConfigError(f"{name}={value} is too small; give {1 if name in MIN_ONE else 'a number of seconds'}.")
 

@@ -53,13 +53,19 @@ def llm_settings(resolved: Resolved) -> LLMConfig:
 
 def exposed(config: ServeConfig) -> str:
     """What a stranger on the network could do, for a warning; "" where none can reach it or nothing is amiss."""
-    if _is_loopback(config.host):
-        return ""
-    if config.key_file is None and config.tls_client_ca is None:
-        return f"everybody who reaches {config.host} may call; name a key_file or a tls_client_ca, or host 127.0.0.1."
-    if config.tls_certificate is None:
-        return f"keys and prompts cross the network to {config.host} in the clear; name tls_certificate and tls_key."
-    return ""
+    found = []
+    if not _is_loopback(config.host):
+        if config.key_file is None and config.tls_client_ca is None:
+            found.append(
+                f"everybody who reaches {config.host} may call; name a key_file or a tls_client_ca, or host 127.0.0.1."
+            )
+        if config.tls_certificate is None:
+            found.append(
+                f"what is said crosses the network to {config.host} in the clear; name tls_certificate and tls_key."
+            )
+    if config.side_port and not _is_loopback(config.side_host):
+        found.append(f"everybody who reaches {config.side_host} may read the metrics; use side_host 127.0.0.1.")
+    return " ".join(found)
 
 
 def _is_loopback(host: str) -> bool:

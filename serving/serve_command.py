@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"{', '.join(missing)} is not installed and serving needs it; pip install 'metrale-jax[serve]'."
         )
+    # What gRPC's core prints of others' failed handshakes would stand between the lines of the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from serving.server import serve
 
     sys.setswitchinterval(SWITCH_S)

@@ -125,7 +125,7 @@ def check_room(num_tokens: int, limits: Limits) -> None:
     if num_tokens >= context:
         raise RequestError(
             f"prompt of {num_tokens} tokens leaves no room in a context of {context}; shorten it, or raise "
-            "max_context_tokens.",
+            "max_context_tokens or kv_cache_mib, whichever binds.",
             "prompt",
         )
 

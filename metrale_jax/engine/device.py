@@ -265,6 +265,11 @@ class Device:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(content))
 
     @staticmethod
+    def wait(hidden: Hidden) -> None:
+        """Nothing, when the step that gave `hidden` is done. Raises what it failed with."""
+        jax.block_until_ready(hidden.ends)
+
+    @staticmethod
     def fetch(out: Any) -> Any:
         """A result as numpy arrays, once the device has it. Raises what the step that made it raised."""
         return jax.device_get(out)

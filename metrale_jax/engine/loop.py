@@ -36,7 +36,8 @@ from metrale_jax.engine.waiting import WaitingQueue, rank_of
 @dataclass(frozen=True)
 class Launched:
     """A step that the host has not read: what it drew and the requests that have a token in it, by row; the scores of
-    its prompt tokens and the chunks that they belong to; and searches with the candidates of their beams."""
+    its prompt tokens and the chunks that they belong to; and searches with the candidates of their beams. One that only
+    runs prompts has nothing to read, and is waited for by its `mark`: so the host is never more than a step ahead."""
 
     out: object
     rows: tuple[tuple[int, Request], ...]
@@ -44,6 +45,7 @@ class Launched:
     chunks: tuple[Chunk, ...] = ()
     searches: tuple[tuple[Search, list[Request], object], ...] = ()
     timing: Timing | None = None
+    mark: object = None
 
     @property
     def drafted(self) -> bool:
@@ -403,7 +405,7 @@ class Engine:
         copies.run(self, hidden, sizes.chunk_rows)
         scored = tuple(chunks) if scores is not None else ()
         if not drawing:
-            return Launched(None, (), scores, scored)
+            return Launched(None, (), scores, scored, mark=hidden)
         return self._launched(hidden, drawing, sizes.num_ends, scores, scored)
 
     def _launched(self, hidden, drawing: list[tuple[int, Request]], num_ends: int, scores=None, chunks=()) -> Launched:
@@ -483,6 +485,8 @@ class Engine:
         try:
             found = tuple(candidates for _, _, candidates in launched.searches)
             host, scores, found = self.device.fetch((launched.out, launched.scores, found))
+            if launched.mark is not None:
+                self.device.wait(launched.mark)
         except FAILURES as error:
             # A step that failed after its dispatch left nothing sound in the pool it returned.
             requests = [*(request for _, request in launched.rows), *(request for request, _ in launched.chunks)]

@@ -70,13 +70,19 @@ def not_finite(request: Request) -> RequestError:
     )
 
 
+# What can leave nothing to draw, the likeliest cause first.
+MASKS = ("allowed_token_ids", "banned_token_ids", "bad_words", "json_schema", "regex", "choice", "grammar")
+
+
 def _nothing_to_draw(request: Request) -> RequestError:
     way_out = "loosen its masks or bad words"
     if request.params.structured:
         way_out = "let allowed_token_ids, banned_token_ids and bad_words leave what its structure needs"
+    field = next((name for name in MASKS if getattr(request.params, name)), "allowed_token_ids")
     return RequestError(
         f"request {request.request_id}: its rules allow no token after {request.num_tokens} tokens of prompt and "
-        f"answer; {way_out}."
+        f"answer; {way_out}.",
+        field,
     )
 
 

@@ -13,6 +13,7 @@ from serving.core.calls import (
     ScoreCall,
     TokenizeCall,
 )
+from serving.core.errors import ServiceError
 from serving.core.events import Embedded, Event, ModelCard, Scored
 
 
@@ -53,6 +54,10 @@ class AbstractService(ABC):
     @abstractmethod
     def authenticate(self, token: str | None, peer: str) -> Caller:
         """Who holds this bearer token. Raises `ServiceError` (UNAUTHENTICATED)."""
+
+    @abstractmethod
+    def refused(self, method: str, peer: str, error: ServiceError) -> None:
+        """Nothing; a front ended a call by `error`, before or after the service heard of it: it leaves one record."""
 
     @abstractmethod
     def token_text(self, token_id: int) -> tuple[str, bytes]:

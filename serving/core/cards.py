@@ -18,7 +18,7 @@ def model_card(llm: "LLM", name: str) -> ModelCard:
         architecture=config.family,
         dtype=config.dtype,
         vocab_size=config.vocab_size,
-        max_context_tokens=config.max_context_tokens,
+        max_context_tokens=llm.engine.limits.max_context_tokens,
         max_sequences=llm.config.max_sequences,
         embedding_width=config.hidden_dim,
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,

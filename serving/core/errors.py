@@ -22,8 +22,10 @@ class Kind(Enum):
 
 class ServiceError(MetraleError):
     """A call that is not served: `kind`; the `field` at fault, "" where none is; seconds until a retry can succeed,
-    None where none can be named. The message is fit for the caller's eyes: no stack trace, nothing of other callers."""
+    None where none can be named. The message is fit for the caller's eyes: no stack trace, nothing of other callers.
+    `recorded` says that the call it ended has left its record."""
 
     def __init__(self, kind: Kind, message: str, *, field: str = "", retry_after_s: float | None = None):
         super().__init__(message, field)
         self.kind, self.retry_after_s = kind, retry_after_s
+        self.recorded = False

@@ -27,6 +27,11 @@ def guessed_tokens(prompt: Prompt) -> int:
     return 1 + sum(map(len, texts)) // CHARACTERS_PER_TOKEN
 
 
+def shown_prompt(prompt: Prompt) -> str:
+    """The prompt as a record keeps it."""
+    return prompt.text if prompt.text is not None else str(prompt.messages or prompt.token_ids)
+
+
 def prompt_tokens(llm: "LLM", prompt: Prompt, field: str = "prompt") -> Sequence[int]:
     """Token ids of a prompt. Raises `ServiceError` for one that has none."""
     given = [form for form in (prompt.text, prompt.token_ids, prompt.messages) if form is not None]
@@ -126,6 +131,8 @@ def _told(place: str) -> Iterator[None]:
 
 def as_service_error(error: MetraleError, place: str) -> ServiceError:
     """The call's fault that a library's error tells of. `place` leads to the prompt or params: "" or "branches[1]"."""
+    if error.field == "branches":
+        return ServiceError(Kind.INVALID, str(error), field="branches")
     path = [place] if place else []
     if error.field != "prompt":
         path.append(f"params.{error.field}" if error.field else "params")

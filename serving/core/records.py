@@ -4,6 +4,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from serving.core.errors import ServiceError
+
 
 @dataclass(frozen=True)
 class CallRecord:
@@ -32,6 +34,11 @@ class CallRecord:
     finished_s: float = 0.0
     prompt_text: str = ""
     field: str = ""
+
+
+def refusal(method: str, peer: str, error: ServiceError) -> CallRecord:
+    """The record of a call that came no further than a front."""
+    return CallRecord(method, "", "", peer, "", error.kind.value, str(error), field=error.field)
 
 
 # Called on the event loop at a call's end; must be quick.

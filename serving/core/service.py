@@ -34,6 +34,7 @@ from serving.core.intake import (
     prepared_fork,
     prepared_scores,
     prompt_tokens,
+    shown_prompt,
     text_of,
 )
 from serving.core.keys import KeyRing
@@ -42,7 +43,7 @@ from serving.core.limits import Meter
 from serving.core.link import EngineLink
 from serving.core.orders import EmbedOrder, GenerateOrder
 from serving.core.pulse import Watchdog
-from serving.core.records import Observer
+from serving.core.records import Observer, refusal
 from serving.core.tracing import Tracing
 from serving.core.turns import Turns
 from serving.core.visit import Arrival, Desk, Visit
@@ -207,6 +208,11 @@ class Service(AbstractService):
     def authenticate(self, token: str | None, peer: str) -> Caller:
         return self.parts.keys.authenticate(token, peer)
 
+    def refused(self, method: str, peer: str, error: ServiceError) -> None:
+        if not error.recorded:
+            error.recorded = True
+            self.parts.observer(refusal(method, peer, error))
+
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         tokenizer = self._llm.loaded.tokenizer if self._llm else None
         spelling = tokenizer.token_bytes(token_id) if tokenizer else b""
@@ -235,7 +241,7 @@ class Service(AbstractService):
         own = self.settings.timeout_s or None if info.timeout_s is None else info.timeout_s
         times = [limit for limit in (own, self.settings.max_timeout_s or None) if limit is not None]
         info = replace(info, timeout_s=min(times, default=None), model=info.model or self.settings.served_name)
-        text = "\n".join(map(_shown, prompts)) if self.settings.keep_prompts else ""
+        text = "\n".join(map(shown_prompt, prompts)) if self.settings.keep_prompts else ""
         return Arrival(info, caller, operation, sum(map(guessed_tokens, prompts)), prompt_text=text, **more)
 
     def _model(self, info: CallInfo) -> "LLM":
@@ -292,7 +298,3 @@ def _scored(event: Ended, skip: int) -> Scored:
     result = event.result
     tokens, logprobs = result.prompt_token_ids[skip:], result.prompt_logprobs[max(0, skip - 1) :]
     return Scored(tokens, logprobs, len(result.prompt_token_ids), result.usage.cached_tokens)
-
-
-def _shown(prompt: Prompt) -> str:
-    return prompt.text if prompt.text is not None else str(prompt.messages or prompt.token_ids)

@@ -72,7 +72,7 @@ class Visit(AbstractReceiver):
         self._until = None if timeout_s is None else self._arrived + timeout_s
         self._moments: dict[str, float] = {}
         self._results: list[GenerationResult] = []
-        self._num_answers = self._num_drawn = 0
+        self._num_answers = self._num_drawn = self._num_embedded = 0
 
     def __enter__(self) -> "Visit":
         desk, info, arrival = self._desk, self._info, self._arrival
@@ -138,6 +138,8 @@ class Visit(AbstractReceiver):
             self._results.append(news.result)
         elif isinstance(news, Delta):
             self._drawn(news)
+        else:
+            self._num_embedded = sum(one.num_tokens for one in news.embedded)
         self._outbox.put(news)
 
     async def next(self) -> Event | Vectors:
@@ -186,13 +188,15 @@ class Visit(AbstractReceiver):
             self._place.left()
         if self._permit is not None:
             self._permit.close(generated + max(0, self._prompt_tokens() - self._guessed))
+        if isinstance(error, ServiceError):
+            error.recorded = True
         record = self._record(error, generated)
         self._span.set(ended_attributes(record))
         self._span.__exit__(type(error) if error else None, error, None)
         desk.observer(record)
 
     def _prompt_tokens(self) -> int:
-        return max((result.usage.prompt_tokens for result in self._results), default=0)
+        return max((result.usage.prompt_tokens for result in self._results), default=self._num_embedded)
 
     def _record(self, error: BaseException | None, generated: int) -> CallRecord:
         info = self._info

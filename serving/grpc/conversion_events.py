@@ -49,7 +49,7 @@ def answer_message(index: int, result: GenerationResult, token_text: TokenText) 
             num_preemptions=metrics.num_preemptions,
         ),
         seed=result.seed,
-        prompt_token_ids=result.prompt_token_ids,
+        prompt_token_ids=result.prompt_token_ids if result.prompt_logprobs else (),
         prompt_logprobs=_logprobs(result.prompt_logprobs, token_text),
         score=result.score,
     )

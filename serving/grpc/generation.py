@@ -106,6 +106,7 @@ class GenerateMethods:
             stream.check_room(info.request_id)
             call = generate_call(asked, info)
         except ServiceError as error:
+            self._service.refused("GenerateStream", context.peer(), error)
             await stream.send(failure_bytes(asked.request_id, error))
         else:
             self._run(call, stream, caller)

@@ -164,6 +164,7 @@ class KserveMethods:
                         stream.check_room(place)
                         inference = self._inference(request, context, "ModelStreamInfer")
                     except ServiceError as error:
+                        self._service.refused("ModelStreamInfer", context.peer(), error)
                         await stream.send(failed_response(request.id, error))
                     else:
                         self._start(stream, place, request, inference, caller)

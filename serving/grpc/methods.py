@@ -19,9 +19,11 @@ Method = Callable[..., Awaitable[Message | None]]
 
 
 class CallsInFlight:
-    """How many calls run; `idle` is set while none does."""
+    """How many calls run; `idle` is set while none does. `refused(method, peer, error)` hears of those that ended by an
+    error."""
 
-    def __init__(self):
+    def __init__(self, refused: Callable[[str, str, ServiceError], None] = lambda method, peer, error: None):
+        self.refused = refused
         self._num_calls = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -97,4 +99,5 @@ async def _told(context: Context, method: str, calls: CallsInFlight) -> AsyncIte
         with foreseen(method):
             yield
     except ServiceError as error:
+        calls.refused(method, context.peer(), error)
         await context.abort_with_status(status_of(error))

@@ -50,7 +50,7 @@ class RequestStream:
                 f"{self._max_requests} requests run on this stream, which is its limit; "
                 "wait for one to end, or open another stream."
             )
-            raise ServiceError(Kind.EXHAUSTED, message)
+            raise ServiceError(Kind.EXHAUSTED, message, retry_after_s=1.0)
 
     def start(
         self,

@@ -26,7 +26,7 @@ class GrpcFront:
 
     def __init__(self, service: AbstractService, settings: GrpcSettings):
         self._service, self._settings = service, settings
-        self._calls, self._draining = CallsInFlight(), asyncio.Event()
+        self._calls, self._draining = CallsInFlight(service.refused), asyncio.Event()
         self._health = health.HealthMethods(SERVICES)
         self._server: grpc.aio.Server | None = None
         self.port = settings.port

@@ -371,6 +371,11 @@ class FakeDevice:
         """A byte a place."""
         return sum(part.size for part in content[0])
 
+    def wait(self, hidden: Any) -> None:
+        """Runs all that was dispatched."""
+        self._call("fetch")
+        self._run()
+
     def fetch(self, out: Any) -> Any:
         """Results, after all that was dispatched has run."""
         self._call("fetch")

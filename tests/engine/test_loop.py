@@ -219,7 +219,7 @@ def test_a_watch_ends_its_request_and_sees_each_token_once(kit):
         return len(seen) == 4
 
     engine = kit.engine()
-    request = engine.submit(Ask(kit.golden.prompt[:7].tolist(), GREEDY, [0], (), [watch]))[0]
+    request = engine.submit(Ask(kit.golden.prompt[:7].tolist(), GREEDY, [0]), [watch])[0]
     kit.finish(engine)
     assert seen == request.output == free[:4]
     assert request.finish_reason == "stop"

@@ -114,6 +114,7 @@ class ScriptedService(AbstractService):
         self.asked: list[tuple[str, Any, Caller]] = []
         self.running: list[str] = []
         self.cancelled: list[str] = []
+        self.refusals: list[tuple[str, ServiceError]] = []
         self.ended: list[str] = []
         self.num_pulled = 0
 
@@ -164,6 +165,9 @@ class ScriptedService(AbstractService):
         if token not in self.keys:
             raise ServiceError(Kind.UNAUTHENTICATED, "The key is not known here; send one that is.")
         return dataclasses.replace(self.keys[token], peer=peer)
+
+    def refused(self, method, peer, error):
+        self.refusals.append((method, error))
 
     def token_text(self, token_id):
         return text_of((token_id,)), bytes((token_id,))

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from metrale_jax import LLM, SamplingParams
-from serving.client import AsyncClient, RetryPolicy, ServerError, UnavailableError
+from serving.client import AsyncClient, InvalidRequestError, RetryPolicy, ServerError, UnavailableError
 from serving.core.keys import KeyRing
 from serving.core.lifecycle import State
 from serving.core.service import ServiceSettings
@@ -218,6 +218,62 @@ def test_clients_that_vanish_leave_nothing_behind(model, expected):
             return answers
 
     assert all(right(asyncio.run(scene()), expected))
+
+
+def test_a_long_prompt_is_run_a_step_at_a_time_and_ends_with_its_caller(directory, expected):
+    """However long the prompt, the host is a step ahead of the device at most: so a watchdog sees steps, and what was
+    taken back is run no further."""
+    long = LLM(directory, max_sequences=4, max_context_tokens=500, prefill_tokens=16, kv_cache_mib=1)
+    ahead, most = [0], []
+    advance, wait, fetch = long.engine.device.advance, long.engine.device.wait, long.engine.device.fetch
+
+    def counted(decoding, chunks):
+        ahead[0] += 1
+        most.append(ahead[0])
+        return advance(decoding, chunks)
+
+    def settled(inner):
+        def call(given):
+            ahead[0] = 1
+            return inner(given)
+
+        return call
+
+    long.engine.device.advance, long.engine.device.wait = counted, settled(wait)
+    long.engine.device.fetch = settled(fetch)
+
+    async def scene():
+        async with whole_server(long) as server, client_of(server) as client:
+            leaving = asyncio.ensure_future(client.generate([65] * 480, temperature=0.0, max_tokens=2))
+            while not most:
+                await asyncio.sleep(0)
+            leaving.cancel()
+            answers = await all_answers(client)
+            await server.quiet()
+            return answers
+
+    answers = asyncio.run(scene())
+    assert max(most) <= 3 and len(most) > 10
+    assert [len(answer.token_ids) for answer in answers] == [len(expected[prompt]) for prompt in PROMPTS]
+
+
+def test_calls_that_are_refused_leave_one_record_each(model):
+    async def scene():
+        async with whole_server(model) as server, client_of(server) as client:
+            for wrong in ({"temperature": -1.0}, {"allowed_token_ids": [5], "banned_token_ids": [5]}, {"n": 1000}):
+                with pytest.raises(InvalidRequestError) as told:
+                    await client.generate("x", **wrong)
+                assert told.value.field.removeprefix("params.") in wrong
+            async with client.session() as session:
+                with pytest.raises(InvalidRequestError):
+                    await session.generate("x", top_p=2.0)
+            await client.generate("x", max_tokens=1)
+            await server.quiet()
+            return server.records
+
+    records = asyncio.run(scene())
+    assert [record.outcome for record in records] == ["invalid"] * 4 + ["ok"]
+    assert [record.field for record in records[:2]] == ["params.temperature", "params.allowed_token_ids"]
 
 
 def test_a_full_disk_below_the_prefix_cache_costs_no_answer(directory, expected, tmp_path, monkeypatch, no_logs):

@@ -72,6 +72,7 @@ class FakeLLM:
         self.forks: list[tuple[int, int]] = []
         self.num_warmed = self.num_spilled = self.num_steps = 0
         self.config = SimpleNamespace(max_sequences=4)
+        self.engine = SimpleNamespace(limits=SimpleNamespace(max_context_tokens=64))
         self.identity = {"weights": "fake"}
         self.loaded = SimpleNamespace(
             steps=SimpleNamespace(on_compile=lambda name: nullcontext()),
