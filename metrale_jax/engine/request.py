@@ -39,6 +39,11 @@ class RequestMetrics:
     finished_s: float
     num_preemptions: int
 
+    def later(self, seconds: float) -> "RequestMetrics":
+        """The same moments, counted from so many seconds earlier."""
+        moments = (self.queued_s, self.first_token_s, self.finished_s)
+        return RequestMetrics(*(moment + seconds if moment else 0.0 for moment in moments), self.num_preemptions)
+
     def decode_tokens_per_s(self, num_tokens: int) -> float:
         """Tokens after the first over the time they took; 0 for fewer than two."""
         span = self.finished_s - self.first_token_s

@@ -77,7 +77,7 @@ class AsyncClient:
     async def fork(
         self,
         prompt: PromptInput,
-        branches: Sequence[Mapping[str, Any]],
+        branches: Sequence[Mapping[str, Any] | PromptInput],
         *,
         model: str = "",
         request_id: str = "",
@@ -93,7 +93,7 @@ class AsyncClient:
     def stream_fork(
         self,
         prompt: PromptInput,
-        branches: Sequence[Mapping[str, Any]],
+        branches: Sequence[Mapping[str, Any] | PromptInput],
         *,
         model: str = "",
         request_id: str = "",

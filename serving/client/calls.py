@@ -62,7 +62,7 @@ def num_answers(params: pb.SamplingParams) -> int:
 
 def fork(
     prompt: PromptInput,
-    branches: Sequence[Mapping[str, Any]],
+    branches: Sequence[Mapping[str, Any] | PromptInput],
     model: str,
     request_id: str,
     params: Mapping[str, Any],
@@ -72,7 +72,7 @@ def fork(
         model=model,
         request_id=request_id,
         prompt=prompt_message(prompt),
-        branches=[_branch({**params, **branch}) for branch in branches],
+        branches=[_branch({**params, **_fields(branch)}) for branch in branches],
     )
     return StreamCall("Fork", request, len(request.branches))
 
@@ -132,6 +132,11 @@ def models() -> UnaryCall[tuple[Model, ...]]:
 def health(service: str) -> UnaryCall[str]:
     """The status of a service."""
     return UnaryCall("Health", StringValue(value=service), lambda response: reading.HEALTH.get(response.value, ""))
+
+
+def _fields(branch: Mapping[str, Any] | PromptInput) -> Mapping[str, Any]:
+    """A branch's own; a text or ids alone are its continuation."""
+    return branch if isinstance(branch, Mapping) else {"continuation": branch}
 
 
 def _branch(fields: Mapping[str, Any]) -> pb.Branch:

@@ -83,7 +83,7 @@ class Client:
     def fork(
         self,
         prompt: PromptInput,
-        branches: Sequence[Mapping[str, Any]],
+        branches: Sequence[Mapping[str, Any] | PromptInput],
         *,
         model: str = "",
         request_id: str = "",
@@ -100,7 +100,7 @@ class Client:
     def stream_fork(
         self,
         prompt: PromptInput,
-        branches: Sequence[Mapping[str, Any]],
+        branches: Sequence[Mapping[str, Any] | PromptInput],
         *,
         model: str = "",
         request_id: str = "",

@@ -71,6 +71,10 @@ class Connection:
     def attempts(self, timeout_s: float | None, retries: RetryPolicy | None = None) -> Attempts:
         """The tries of a call; the client's own timeout and policy where the call has none."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(
+                f"timeout_s={timeout_s} is not above 0; give seconds, or None to wait as long as it takes."
+            )
         return Attempts(retries or self.retries, timeout_s, self.clock)
 
 

@@ -5,7 +5,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -65,7 +65,7 @@ class Visit(AbstractReceiver):
     def __init__(self, desk: Desk, arrival: Arrival):
         self._desk, self._arrival = desk, arrival
         self._info, self._caller, self._guessed = arrival.info, arrival.caller, arrival.guessed_tokens
-        self._outbox, self._job_id, self._num_left = Outbox(), 0, 0
+        self._outbox, self._job_id, self._num_left, self._ordered_s = Outbox(), 0, 0, 0.0
         self._permit = self._place = self._span = self._turn = None
         self._arrived = desk.clock()
         timeout_s = self._info.timeout_s
@@ -123,6 +123,7 @@ class Visit(AbstractReceiver):
             taking = self._desk.turns.take(self._caller.key_id, params.priority if params else 0, num_answers)
             self._turn = await taking
         self._num_left = self._num_answers = num_answers
+        self._ordered_s = self._desk.clock() - self._arrived
         self._job_id = self._desk.link.order(make, self)
 
     def receive(self, news: Event | Began | Vectors, last: bool) -> None:
@@ -135,6 +136,8 @@ class Visit(AbstractReceiver):
                 self._place.started()
             return
         if isinstance(news, Ended):
+            # The engine counts from when it got its order; who waits counts from when they asked.
+            news = replace(news, result=replace(news.result, metrics=news.result.metrics.later(self._ordered_s)))
             self._results.append(news.result)
         elif isinstance(news, Delta):
             self._drawn(news)

@@ -45,7 +45,7 @@ def test_all_methods_understand_each_other():
         assert [piece async for piece in stream] == ["a", ""]
         assert stream.result.token_ids == (97,) and stream.result.finish_reason == "length"
         assert stream.result.usage.prompt_tokens == 2 and stream.request_id == stream.result.request_id
-        forked = await client.fork("a", [{"continuation": "b"}, {"continuation": [99]}], max_tokens=None)
+        forked = await client.fork("a", ["b", {"continuation": [99]}], max_tokens=None)
         assert [one.text for one in forked] == ["ab", "ac"]
         (score,) = await client.score("a", ["bc"], num_top=1)
         assert score.token_ids == ids_of("bc") and score.total_logprob == -1.0 and score.usage.prompt_tokens == 1
@@ -55,6 +55,15 @@ def test_all_methods_understand_each_other():
         assert await client.detokenize([104, 105]) == "hi"
         assert [model.id for model in await client.models()] == ["scripted"]
         assert await client.health() == await client.health("metrale.v1.GenerateService") == "SERVING"
+
+    run(work, ScriptedService())
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_a_timeout_that_is_none_is_told_before_anything_is_sent(timeout_s):
+    async def work(client):
+        with pytest.raises(ValueError, match="not above 0"):
+            await client.generate("abc", timeout_s=timeout_s)
 
     run(work, ScriptedService())
 

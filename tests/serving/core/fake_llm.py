@@ -50,7 +50,7 @@ class FakeAnswer:
             (),
             self.reason,
             usage,
-            RequestMetrics(0, 0, 0, 0),
+            RequestMetrics(0.0, 0.0, 0.01, 0),
             seed=0,
             error=self.error,
             prompt_token_ids=self.prompt,

@@ -105,6 +105,13 @@ async def test_a_call_gets_deltas_its_end_and_leaves_a_record():
 
 
 @scenario
+async def test_timings_count_from_when_the_call_came():
+    async with serving(FakeLLM(on_prepare=lambda: threading.Event().wait(0.1))) as world:
+        (*_, end) = await all_of(world.service.generate(call(2), ANYBODY))
+        assert end.result.metrics.finished_s >= 0.1 and end.result.metrics.first_token_s == 0.0
+
+
+@scenario
 async def test_forms_of_prompts_reach_the_engine_as_tokens():
     async with serving() as world:
         chat = Prompt(messages=({"role": "user", "content": "ab"},))
