@@ -211,13 +211,13 @@ def test_a_bad_prompt_among_good_ones_harms_only_itself(tiny):
 
 
 def test_the_longest_answers_of_a_list_run_first_and_come_back_in_order(tiny, monkeypatch):
-    submitted, submit = [], tiny.engine.submit
+    submitted, enqueue = [], tiny.engine.enqueue
 
-    def spy(ask):
-        submitted.append(ask.params.max_tokens)
-        return submit(ask)
+    def spy(admitted, watches):
+        submitted.append(admitted.ask.params.max_tokens)
+        return enqueue(admitted, watches)
 
-    monkeypatch.setattr(tiny.engine, "submit", spy)
+    monkeypatch.setattr(tiny.engine, "enqueue", spy)
     limits = [2, 5, None, 3]
     params = [SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=list(range(131))) for limit in limits]
     prompts = [[index + 3] * (index + 1) for index in range(4)]
@@ -371,14 +371,14 @@ def test_a_stream_that_is_closed_or_forgotten_before_its_first_piece_costs_nobod
 
 
 def test_a_failure_while_prompts_are_queued_leaves_none_of_them_behind(tiny, monkeypatch):
-    submit = tiny.engine.submit
+    enqueue = tiny.engine.enqueue
 
-    def second_fails(ask):
-        if ask.prompt == [9]:
+    def second_fails(admitted, watches):
+        if admitted.prompt == (9,):
             raise KeyboardInterrupt
-        return submit(ask)
+        return enqueue(admitted, watches)
 
-    monkeypatch.setattr(tiny.engine, "submit", second_fails)
+    monkeypatch.setattr(tiny.engine, "enqueue", second_fails)
     with pytest.raises(KeyboardInterrupt):
         tiny.generate([[3, 4], [9]], SamplingParams(temperature=0, max_tokens=5))
     assert not tiny.stats().num_waiting
