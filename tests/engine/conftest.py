@@ -168,6 +168,20 @@ class Kit:
         assert all(allocator.num_free == allocator.num_usable for allocator in engine.memory.allocators)
 
 
+class Counting:
+    """A device that counts the prompt tokens that it runs."""
+
+    def __init__(self, device):
+        self._device, self.prompt_tokens = device, 0
+
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+    def advance(self, decoding, chunks):
+        self.prompt_tokens += 0 if chunks is None else int(chunks.lengths.sum())
+        return self._device.advance(decoding, chunks)
+
+
 @pytest.fixture(scope="session")
 def kit(golden):
     """`kit(name)`: engines and solo answers of a checkpoint; `wide` pads all steps to their most rows."""

@@ -16,7 +16,7 @@ from metrale_jax.sampling.params import SamplingParams, seed_bits
 from metrale_jax.state.formats import StateFormats
 from metrale_jax.state.pool import make_pool
 from metrale_jax.steps.build import Steps
-from tests.engine.conftest import LONG, Kit
+from tests.engine.conftest import LONG, Counting, Kit
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)
@@ -60,20 +60,6 @@ def never_again(answer):
 def assert_solo(kit, jobs, requests):
     for job, request in zip(jobs, requests, strict=True):
         assert request.output == kit.solo(job), f"prompt of {len(job.prompt)} tokens: {request.error}"
-
-
-class Counting:
-    """A device that counts the prompt tokens that it runs."""
-
-    def __init__(self, device):
-        self._device, self.prompt_tokens = device, 0
-
-    def __getattr__(self, name):
-        return getattr(self._device, name)
-
-    def advance(self, decoding, chunks):
-        self.prompt_tokens += 0 if chunks is None else int(chunks.lengths.sum())
-        return self._device.advance(decoding, chunks)
 
 
 # Several answers to a prompt.

@@ -9,7 +9,7 @@ import pytest
 from metrale_jax import SamplingParams
 from metrale_jax.core.errors import RequestError
 from metrale_jax.engine.admission import Ask, admitted
-from tests.engine.conftest import LONG
+from tests.engine.conftest import LONG, Counting
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)
@@ -45,20 +45,6 @@ def submit(engine, jobs, shared=SHARED):
 def assert_solo(kit, jobs, requests):
     for place, (job, request) in enumerate(zip(jobs, requests, strict=True)):
         assert request.output == kit.solo(job), f"branch {place}: {request.error}"
-
-
-class Counting:
-    """A device that counts the prompt tokens that it runs."""
-
-    def __init__(self, device):
-        self._device, self.prompt_tokens = device, 0
-
-    def __getattr__(self, name):
-        return getattr(self._device, name)
-
-    def advance(self, decoding, chunks):
-        self.prompt_tokens += 0 if chunks is None else int(chunks.lengths.sum())
-        return self._device.advance(decoding, chunks)
 
 
 def strangers(kit, count=3):
