@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from metrale_jax.core.errors import MetraleError
+from metrale_jax.core.errors import MetraleError, TextError
 
 _PROBE = "probe_7c1f"
+
+
+def _unrendered(messages: Any, **variables: Any) -> str:
+    raise TextError("the model has no chat template, so messages cannot be rendered; send a plain prompt.")
 
 
 @dataclass(frozen=True)
@@ -16,8 +20,8 @@ class ChatModel:
     """`template` is the source of its chat templates, `render` makes a prompt of messages and template variables
     (raises `MetraleError`), and `special_tokens` are the ids of those that answers leave out, by their text."""
 
-    template: str
-    render: Callable[..., str]
+    template: str = ""
+    render: Callable[..., str] = _unrendered
     special_tokens: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property

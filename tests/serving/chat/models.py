@@ -69,8 +69,9 @@ GEMMA_FUNCTION = (
     "{%- for tool in tools or [] %}<start_function_declaration>declaration:{{ tool.function.name }}"
     "<end_function_declaration>{% endfor %}"
     "{%- for message in messages %}<start_of_turn>{{ message.role }}\n{{ message.content }}"
-    "{%- for call in message.tool_calls or [] %}<start_function_call>call:{{ call.function.name }}{"
-    "{%- for key, value in call.function.arguments | dictsort %}{{ key }}:<escape>{{ value }}<escape>{% endfor %}}"
+    "{%- for call in message.tool_calls or [] %}<start_function_call>call:{{ call.function.name }}{{ '{' }}"
+    "{%- for key, value in call.function.arguments | dictsort %}{{ key }}:<escape>{{ value }}<escape>{% endfor %}"
+    "{{ '}' }}"
     "<end_function_call>{% endfor %}<end_of_turn>\n{% endfor %}<start_of_turn>model\n"
 )
 GEMMA = (
