@@ -26,7 +26,8 @@ class ServeConfig:
     `model` is as for `LLM`, `served_name` what clients call it (its own name). Both fronts listen at `host`: gRPC at
     `grpc_port`, HTTP at `http_port`. A front without a port is not there, and 0 takes any free one. Both speak TLS
     where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of `tls_client_ca`, where it
-    is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all).
+    is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all); `page`
+    puts a page to chat on at HTTP's `/`.
     `/metrics`, `/health` and `/ready` are at `side_host` and `side_port` too.
     `key_file` says who may call (see `serving.core.keys`); without it everybody may, and together they have the limits
     that begin with `anonymous_`. `max_waiting_requests` and `max_waiting_tokens` bound the queue. Calls that name no
@@ -44,6 +45,7 @@ class ServeConfig:
     grpc_port: int | None = 50051
     http_port: int | None = None
     allowed_origins: str | None = None
+    page: bool = True
     side_host: str = "127.0.0.1"
     side_port: int = 0
     key_file: str | Path | None = None
