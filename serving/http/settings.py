@@ -16,7 +16,8 @@ class HttpSettings:
     connection may be silent for `keep_alive_s` between calls, the head of a call takes up to `head_s`, its body, of up
     to `max_body_bytes`, up to `body_s`. A client that takes nothing of its answer for `write_s` is given up. In a
     stream that has nothing to say a comment is sent each `ping_s`. Pages of `allowed_origins` may call from
-    browsers; `page` puts our own at `/`.
+    browsers; `page` puts our own at `/`. `tool_dialect` names how the model writes calls of tools; without it its chat
+    template tells.
     """
 
     host: str = "127.0.0.1"
@@ -32,3 +33,4 @@ class HttpSettings:
     ping_s: float = 15.0
     allowed_origins: tuple[str, ...] = ()
     page: bool = True
+    tool_dialect: str = ""
