@@ -2,22 +2,25 @@
 """`Ingress`: takes calls from Ray's proxies, names the beginnings of their prompts, and passes them to replicas."""
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from serving.asgi_tunnel import Asked, Head, Headers, passed_on
 from serving.config import ServeConfig
-from serving.core.errors import ServiceError
+from serving.core.errors import Kind, ServiceError
 from serving.core.keys import KeyRing
+from serving.http.callers import caller_of
+from serving.http.errors import ANTHROPIC, OPENAI, ErrorForm, HttpFault, headers_of, spelt, status_of
+from serving.http.sending import JSON, OWN_HEADERS
 from serving.prefix_routing import Link, links_of
 from serving.prompt_pieces import PROMPTS, pieces_of
 
@@ -26,6 +29,8 @@ LOG = logging.getLogger(__name__)
 MIB = 1 << 20
 # How many replicas may die under one call before its caller is told.
 MAX_TRIES = 3
+# After so long another replica may be there.
+RETRY_S = 1.0
 # A body of this size is read beside the event loop.
 LARGE_BYTES = 256 << 10
 # What is asked for again changes nothing.
@@ -34,7 +39,7 @@ REPEATABLE = {*PROMPTS, "/v1/embeddings", "/tokenize", "/detokenize"}
 OF_ONE_SERVER = ("/v1/files", "/v1/batches", "/v1/admin")
 STREAM = b"text/event-stream"
 GONE = "the server that ran this call has gone; send it again."
-FULL = "the servers have no room for this call; send it again later."
+FULL = "no server has room for this call; send it again later."
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,6 @@ class _Begun:
     head: Head
     first: bytes
     rest: AsyncIterator[bytes]
-
-
-class _NoAnswer(Exception):
-    """Why no replica answered; fit for the caller's eyes."""
 
 
 class Ingress:
@@ -63,18 +64,20 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        if path.startswith(OF_ONE_SERVER):
-            return _error(404, f"{path[:120]} is not served behind Ray, where each replica would have its own.")
-        body = await _body(request, self._max_body_bytes)
-        if body is None:
-            return _error(413, f"the body has more than {self._max_body_bytes} bytes; send less.")
-        query, client = request.scope["query_string"], request.client and tuple(request.client)
-        asked = Asked(request.method, path, query, passed_on(tuple(request.headers.raw)), body, client)
         try:
+            if path.startswith(OF_ONE_SERVER):
+                about = (
+                    f"{path[:120]} is not served behind Ray, where each replica would have its own; ask a lone server."
+                )
+                raise HttpFault(HTTPStatus.NOT_FOUND, about)
+            body, client = await _body(request, self._max_body_bytes), request.client and tuple(request.client)
+            headers, query = passed_on(tuple(request.headers.raw)), request.scope["query_string"]
+            asked = Asked(request.method, path, query, headers, body, client)
             begun = await self._begun(asked, await self._links(request, asked))
-        except _NoAnswer as error:
-            return _error(503, str(error), {"retry-after": "1"})
-        response = StreamingResponse(_pieces(begun), begun.head.status)
+        except ServiceError as error:
+            body = spelt(_form(path).body(error, ""))
+            return Response(body, status_of(error), headers_of(error) | OWN_HEADERS, JSON)
+        response = StreamingResponse(_pieces(begun, _form(path)), begun.head.status)
         response.raw_headers = list(begun.head.headers)
         return response
 
@@ -90,15 +93,13 @@ class Ingress:
 
     def _salt(self, request: Request) -> str:
         """What parts the caller's prompts from others'. A key that is unknown is refused by the replica."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        own = token.strip() if scheme.lower() == "bearer" else ""
         try:
-            return self._keys.authenticate(own or request.headers.get("x-api-key"), "").salt
+            return caller_of(self._keys, request.headers, "").salt
         except ServiceError:
             return secrets.token_hex(16)
 
     async def _begun(self, asked: Asked, links: tuple[Link, ...]) -> _Begun:
-        """Raises `_NoAnswer` where nobody gives one."""
+        """Raises `ServiceError` (UNAVAILABLE) where nobody answers."""
         tries = MAX_TRIES if asked.method in ("GET", "HEAD") or asked.path in REPEATABLE else 1
         for number in range(1, tries + 1):
             pieces = self._model.remote(asked, links=links)
@@ -108,16 +109,16 @@ class Ingress:
             except RayActorError as error:
                 LOG.warning("a replica has gone before it answered, try %d of %d: %s", number, tries, error)
             except BackPressureError:
-                raise _NoAnswer(FULL) from None
+                raise ServiceError(Kind.UNAVAILABLE, FULL, retry_after_s=RETRY_S) from None
             except DeploymentUnavailableError:
                 break
             except BaseException:
                 pieces.cancel()
                 raise
-        raise _NoAnswer(GONE)
+        raise ServiceError(Kind.UNAVAILABLE, GONE, retry_after_s=RETRY_S)
 
 
-async def _pieces(begun: _Begun) -> AsyncIterator[bytes]:
+async def _pieces(begun: _Begun, form: ErrorForm) -> AsyncIterator[bytes]:
     over = False
     try:
         if begun.first:
@@ -129,31 +130,27 @@ async def _pieces(begun: _Begun) -> AsyncIterator[bytes]:
         over = True
         if not _is_stream(begun.head.headers):
             raise  # the connection breaks off, short of what its head promised
-        yield f"data: {json.dumps(_object(GONE, 503))}\n\n".encode()
+        yield form.event(form.body(ServiceError(Kind.UNAVAILABLE, GONE), ""))
     finally:
         if not over:
             begun.rest.cancel()
+
+
+def _form(path: str) -> ErrorForm:
+    return ANTHROPIC if path.startswith("/v1/messages") else OPENAI
 
 
 def _is_stream(headers: Headers) -> bool:
     return any(name.lower() == b"content-type" and value.startswith(STREAM) for name, value in headers)
 
 
-async def _body(request: Request, most_bytes: int) -> bytes | None:
-    """All of it; None where it is larger."""
+async def _body(request: Request, most_bytes: int) -> bytes:
+    """All of it. Raises `HttpFault` for one that is larger."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > most_bytes:
-            return None
+            about = f"the body has more than {most_bytes} bytes; send less."
+            raise HttpFault(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, about)
         parts.append(part)
     return b"".join(parts)
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse(_object(message, status), status, headers)
-
-
-def _object(message: str, status: int) -> dict:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
