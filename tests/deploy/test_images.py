@@ -69,7 +69,8 @@ def test_the_base_is_pinned_and_of_a_python_that_the_package_runs_on():
     (argument,) = dockerfile()[""].arguments("ARG")
     version = re.fullmatch(r"PYTHON_IMAGE=\S+/python:(\d+\.\d+)\.\d+-slim-\w+", argument).group(1)
     assert version in Requirement(f"python{PROJECT['requires-python']}").specifier
-    assert {stage.base for stage in dockerfile().values()} - set(dockerfile()) == {"", "${PYTHON_IMAGE}"}
+    bases = {stage.base for name, stage in dockerfile().items() if name}
+    assert bases - set(dockerfile()) == {"${PYTHON_IMAGE}"}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -92,7 +93,7 @@ def test_the_variables_of_an_image_are_settings_and_its_ports_are_exposed(target
     given = {name for name, origin in resolved.origins.items() if origin == "environment"}
     assert {"host", "side_port", "compile_cache", "cache_dir"} <= given
     exposed = {int(port) for port in dockerfile()["server"].arguments("EXPOSE")[0].split()}
-    assert exposed == {resolved.serve.grpc_port, resolved.serve.side_port}
+    assert exposed == {resolved.serve.http_port, resolved.serve.grpc_port, resolved.serve.side_port}
     (volume,) = dockerfile()["server"].arguments("VOLUME")
     for path in (resolved.llm.compile_cache, resolved.llm.cache_dir, image_environment(target)["HF_HOME"]):
         assert Path(path).is_relative_to(volume)
@@ -132,7 +133,7 @@ def test_a_service_of_compose_is_an_image_told_settings_that_exist(service):
     resolved = settings(image_environment(service) | made["environment"])
     assert resolved.serve.key_file == f"/run/secrets/{made['secrets'][0]['target']}"
     ports = {int(port.rpartition(":")[2]) for port in made["ports"]}
-    assert ports == {resolved.serve.grpc_port, resolved.serve.side_port}
+    assert ports == {resolved.serve.http_port, resolved.serve.grpc_port, resolved.serve.side_port}
     assert all(port.startswith("127.0.0.1:") for port in made["ports"])
     assert made["read_only"] and made["cap_drop"] == ["ALL"]
     volumes = dict(volume.split(":")[:2] for volume in made["volumes"])

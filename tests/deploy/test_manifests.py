@@ -97,7 +97,7 @@ def test_a_pod_is_told_settings_that_exist_and_finds_its_files_where_they_are(pl
         assert Path(path).is_relative_to(mounts["cache"])
     assert kustomization(place)["images"][0]["newTag"] == OVERLAYS[place]
     ports = {port["name"]: port["containerPort"] for port in SERVER["ports"]}
-    assert (ports["grpc"], ports["side"]) == (resolved.serve.grpc_port, resolved.serve.side_port)
+    assert ports == {name: getattr(resolved.serve, f"{name}_port") for name in ("http", "grpc", "side")}
 
 
 @pytest.mark.parametrize("place", sorted(OVERLAYS))
