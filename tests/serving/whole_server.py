@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from metrale_jax import LLM
+from serving.core.catalog import Catalog
 from serving.core.gate import Gate
+from serving.core.hosted_model import Load
 from serving.core.keys import KeyRing
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
-from serving.core.records import CallRecord
+from serving.core.records import CallRecord, ChangeRecord
 from serving.core.service import Parts, Service, ServiceSettings
 from serving.core.tracing import Tracing
 from serving.grpc.server import GrpcFront, make_server
@@ -20,15 +22,16 @@ from serving.grpc.settings import GrpcSettings
 
 @dataclass
 class WholeServer:
-    """What runs, and the records of calls that ended."""
+    """What runs, and the records of calls that ended and of changes of models."""
 
-    llm: LLM
+    llm: LLM | None
     service: Service
     front: GrpcFront
     lifecycle: Lifecycle
     meter: Meter
     gate: Gate
     records: list[CallRecord] = field(default_factory=list)
+    changes: list[ChangeRecord] = field(default_factory=list)
 
     @property
     def target(self) -> str:
@@ -48,18 +51,21 @@ class WholeServer:
 
 @contextlib.asynccontextmanager
 async def whole_server(
-    llm: LLM,
+    llm: LLM | None,
     keys: KeyRing | None = None,
     gate: tuple[int, int] = (0, 0),
     settings: ServiceSettings = ServiceSettings("tiny", warm_up=False),  # noqa: B008
+    load: Load | None = None,
+    catalog: Catalog | None = None,
 ) -> AsyncIterator[WholeServer]:
-    """A server over a model that is loaded; it is drained and checked at the end."""
+    """A server over a model that is loaded, or over those that `load` makes; it is drained and checked at the end."""
     loop = asyncio.get_running_loop()
-    keys, records, lifecycle = keys or KeyRing.anonymous(), [], Lifecycle()
+    keys, records, changes, lifecycle = keys or KeyRing.anonymous(), [], [], Lifecycle()
     meter, door = Meter(keys.limits_of, loop.time), Gate(*gate, loop.time)
-    service = Service(lambda: llm, settings, Parts(keys, meter, door, lifecycle, records.append, Tracing()))
+    parts = Parts(keys, meter, door, lifecycle, records.append, Tracing(), changed=changes.append)
+    service = Service(load or (lambda wanted, progress: llm), settings, parts, catalog)
     front = make_server(service, GrpcSettings(port=0))
-    server = WholeServer(llm, service, front, lifecycle, meter, door, records)
+    server = WholeServer(llm, service, front, lifecycle, meter, door, records, changes)
     await front.start()
     serves = asyncio.Event()
 
