@@ -2,6 +2,7 @@
 """`ServeConfig`: what the server can be told beside `LLMConfig`, which is told of the model."""
 
 import math
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from serving.core.catalog import read_models
 from serving.core.keys import KeyLimits
 
 LOG_FORMATS = ("json", "text")
-PORTS = ("grpc_port", "side_port")
+PORTS = ("grpc_port", "http_port", "side_port")
+FRONTS = PORTS[:2]
 MAX_MESSAGE_MIB = 2047
+ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
 MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads")
 ABOVE_ZERO = ("keepalive_s", "keepalive_timeout_s", "min_ping_interval_s")
 
@@ -21,9 +24,11 @@ ABOVE_ZERO = ("keepalive_s", "keepalive_timeout_s", "min_ping_interval_s")
 class ServeConfig:
     """Everything that the server can be told; None is not there, and 0 is off or no limit where nothing else is said.
 
-    `model` is as for `LLM`, `served_name` what clients call it (its own name). gRPC listens at `host` and `grpc_port`
-    (0: any free one), with TLS where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of
-    `tls_client_ca`, where it is given. `/metrics`, `/health` and `/ready` are at `side_host` and `side_port`.
+    `model` is as for `LLM`, `served_name` what clients call it (its own name). Both fronts listen at `host`: gRPC at
+    `grpc_port`, HTTP at `http_port`. A front without a port is not there, and 0 takes any free one. Both speak TLS
+    where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of `tls_client_ca`, where it
+    is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all).
+    `/metrics`, `/health` and `/ready` are at `side_host` and `side_port` too.
     `key_file` says who may call (see `serving.core.keys`); without it everybody may, and together they have the limits
     that begin with `anonymous_`. `max_waiting_requests` and `max_waiting_tokens` bound the queue. Calls that name no
     timeout have `timeout_s`, and none has more than `max_timeout_s`. A message has at most `max_message_mib`, a
@@ -39,7 +44,9 @@ class ServeConfig:
     model: str = "smollm2-135m"
     served_name: str | None = None
     host: str = "127.0.0.1"
-    grpc_port: int = 50051
+    grpc_port: int | None = 50051
+    http_port: int | None = None
+    allowed_origins: str | None = None
     side_host: str = "127.0.0.1"
     side_port: int = 0
     key_file: str | Path | None = None
@@ -97,6 +104,13 @@ class ServeConfig:
             raise ConfigError(f"{name}={value} is too small; give {1 if name in MIN_ONE else 'a number of seconds'}.")
 
     def _check_together(self) -> None:
+        if all(getattr(self, name) is None for name in FRONTS):
+            raise ConfigError(f"{' and '.join(FRONTS)} are both not set, so that nobody could call; give one.")
+        if self.allowed_origins is not None and self.http_port is None:
+            raise ConfigError("allowed_origins is given without http_port; give http_port too, or leave it out.")
+        for origin in self.origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ConfigError(f"allowed_origins has {origin!r}, which is no origin; write https://host:port, or *.")
         if (self.tls_certificate is None) != (self.tls_key is None):
             there, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
             raise ConfigError(
@@ -128,6 +142,11 @@ class ServeConfig:
         return KeyLimits(
             self.anonymous_requests_per_minute, self.anonymous_tokens_per_minute, self.anonymous_max_concurrent
         )
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins whose pages may call."""
+        return tuple(origin.strip() for origin in (self.allowed_origins or "").split(",") if origin.strip())
 
     @property
     def name(self) -> str:

@@ -10,7 +10,9 @@ from metrale_jax.llm_config import LLMConfig
 from serving.config import ServeConfig
 from serving.core.catalog import Catalog, Wanted, read_models
 from serving.core.service import ServiceSettings
-from serving.grpc.settings import MIB, GrpcSettings, TlsSettings
+from serving.core.tls import TlsSettings
+from serving.grpc.settings import MIB, GrpcSettings
+from serving.http.settings import HttpSettings
 from serving.settings_sources import Resolved
 
 
@@ -45,6 +47,17 @@ def grpc_settings(config: ServeConfig, version: str) -> GrpcSettings:
         reflection=config.reflection,
         compression=config.compression,
         version=version,
+    )
+
+
+def http_settings(config: ServeConfig) -> HttpSettings:
+    """The HTTP front's. Raises `ConfigError` for a TLS file that cannot be read."""
+    return HttpSettings(
+        host=config.host,
+        port=config.http_port,
+        tls=_tls(config),
+        max_body_bytes=config.max_message_mib * MIB,
+        allowed_origins=config.origins,
     )
 
 

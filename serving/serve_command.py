@@ -12,9 +12,11 @@ from metrale_jax.llm_config import LLMConfig
 from serving.config import ServeConfig
 from serving.settings_sources import FILE_VARIABLE, printed, read_file, resolve
 
-ABOUT = "serve a model over gRPC"
+ABOUT = "serve a model over gRPC and HTTP"
 # What the extra `serve` brings.
-PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google.protobuf", "prometheus_client", "h11")
+PACKAGES = tuple(
+    "grpc grpc_health grpc_reflection grpc_status google.protobuf prometheus_client h11 starlette uvicorn".split()
+)
 # How long the event loop and the engine thread may keep the interpreter from each other.
 SWITCH_S = 0.001
 

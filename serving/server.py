@@ -5,7 +5,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -18,6 +18,7 @@ from metrale_jax.core.errors import MetraleError
 from metrale_jax.llm_config import checked_limits
 from metrale_jax.progress import Progress
 from serving.core.catalog import Wanted
+from serving.core.front import AbstractFront
 from serving.core.gate import Gate
 from serving.core.journal import Journal, write_all
 from serving.core.keys import KeyRing
@@ -26,8 +27,11 @@ from serving.core.limits import Meter
 from serving.core.records import CallRecord, ChangeRecord
 from serving.core.service import Parts, Service
 from serving.core.tracing import Tracing, open_tracing
-from serving.derived_settings import catalog, exposed, grpc_settings, service_settings
-from serving.grpc.server import GrpcFront, make_server
+from serving.derived_settings import catalog, exposed, grpc_settings, http_settings, service_settings
+from serving.fronts import Fronts
+from serving.grpc.server import make_server
+from serving.http.desk import Desk
+from serving.http.server import make_http_server
 from serving.metrics import CONTENT_TYPE, EngineCollector, RequestHistograms, exposition
 from serving.service_metrics import CallMetrics, ServiceCollector
 from serving.settings_sources import Resolved
@@ -97,18 +101,17 @@ class _Server:
             loop.add_signal_handler(number, self._hear, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         service = Service(self._load, service_settings(self._config), self._parts, self._catalog)
-        front = make_server(service, grpc_settings(self._config, version("metrale-jax")))
-        self._lifecycle.listen(partial(self._moved, loop, front))
+        fronts = self._fronts(service)
+        self._lifecycle.listen(partial(self._moved, loop, fronts))
         with ExitStack() as stack:
             side_port = self._open_side_port(stack)
-            await front.start()
-            self._tell_where(front.port, side_port)
+            self._tell_where(await fronts.start(), side_port)
             try:
                 service.start()
                 await self._stop.wait()
-                await (front.drain(FAREWELL_S) if self._failed else self._drain(service, front))
+                await (fronts.drain(FAREWELL_S) if self._failed else self._drain(service, fronts))
             finally:
-                await front.stop()
+                await fronts.stop()
                 in_hand = self._has_served and not self._failed and not self._at_once.is_set()
                 clean = await service.stop(ENGINE_S if in_hand else NO_WAIT_S)
         if self._mistake is not None:
@@ -117,10 +120,24 @@ class _Server:
         self._journal.event("stopped", status=status)
         return Ending(status, clean)
 
-    async def _drain(self, service: Service, front: GrpcFront) -> None:
+    def _fronts(self, service: Service) -> Fronts:
+        config, own_version = self._config, version("metrale-jax")
+        fronts: dict[str, AbstractFront] = {}
+        if config.grpc_port is not None:
+            fronts["grpc"] = make_server(service, grpc_settings(config, own_version))
+        if config.http_port is not None:
+            metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
+            desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats)
+            fronts["http"] = make_http_server(desk)
+        return Fronts(fronts)
+
+    def _metrics(self) -> tuple[bytes, str]:
+        return exposition(self._registry), CONTENT_TYPE
+
+    async def _drain(self, service: Service, fronts: Fronts) -> None:
         """Returns when all calls have ended or were ended, or at a second signal."""
         grace_s = self._config.grace_s
-        draining = asyncio.gather(service.drain(grace_s), front.drain(grace_s + FAREWELL_S))
+        draining = asyncio.gather(service.drain(grace_s), fronts.drain(grace_s + FAREWELL_S))
         at_once = asyncio.create_task(self._at_once.wait())
         await asyncio.wait((draining, at_once), return_when=asyncio.FIRST_COMPLETED)
         if draining.done():
@@ -161,11 +178,11 @@ class _Server:
             **retired,
         )
 
-    def _moved(self, loop: asyncio.AbstractEventLoop, front: GrpcFront, state: State, reason: str) -> None:
+    def _moved(self, loop: asyncio.AbstractEventLoop, fronts: Fronts, state: State, reason: str) -> None:
         """Any thread may come here."""
         level = "error" if state is State.FAILED else "info"
         self._journal.event("state", level, state=state.value, **({"reason": reason} if reason else {}))
-        loop.call_soon_threadsafe(front.set_serving, state is State.SERVING)
+        loop.call_soon_threadsafe(fronts.set_serving, state is State.SERVING)
         self._has_served |= state is State.SERVING
         if state is State.FAILED:
             self._failed = True
@@ -188,18 +205,15 @@ class _Server:
         """The port it listens on; 0 without one."""
         if not self._config.side_port:
             return 0
-        metrics = partial(exposition, self._registry)
-        side = SidePort(
-            self._config.side_host, self._config.side_port, self._lifecycle, lambda: (metrics(), CONTENT_TYPE)
-        )
+        side = SidePort(self._config.side_host, self._config.side_port, self._lifecycle, self._metrics)
         stack.callback(side.stop)
         return side.start()
 
-    def _tell_where(self, grpc_port: int, side_port: int) -> None:
+    def _tell_where(self, ports: Mapping[str, int], side_port: int) -> None:
         config = self._config
         self._journal.event(
             "listening",
-            grpc=_address(config.host, grpc_port),
+            **{name: _address(config.host, ports[name]) if name in ports else "" for name in ("grpc", "http")},
             side=_address(config.side_host, side_port) if side_port else "",
             model=config.name,
             tls=config.tls_certificate is not None,

@@ -62,7 +62,10 @@ RANKS = {
     "metrale_jax.cli": 11,
     "metrale_jax": 12,
     "serving.core": 11.2,
+    "serving.openai_body": 11.3,
+    "serving.openai_answer": 11.3,
     "serving.grpc": 11.4,
+    "serving.http": 11.5,
     "serving.client": 11.6,
     "serving": 12,
 }

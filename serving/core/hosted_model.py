@@ -58,8 +58,9 @@ class HostedModel:
     """To be made on the running event loop; `start` begins to load. `on_loaded(self)` and `on_death(self, reason)` are
     called in its threads, the latter once it cannot serve (any more): before calls inside are told so.
 
-    `serves` while calls that come go to it; `death` is why it cannot serve, `lacks_room` that it found no memory.
-    `ready` is done once calls can be answered, with a `ServiceError` where that will never be.
+    `serves` while calls that come go to it; once it is `closed` it takes none. `death` is why it cannot serve,
+    `lacks_room` that it found no memory. `ready` is done once calls can be answered, with a `ServiceError` where that
+    will never be.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class HostedModel:
         self.tokenizer: Tokenizer | None = None
         self.card: ModelCard | None = None
         self.death, self.serves = "", False
-        self.lacks_room = self._started = self._closed = False
+        self.lacks_room = self._started = self.closed = False
         self._failure: ServiceError | None = None
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = self._loop.create_future()
@@ -133,7 +134,7 @@ class HostedModel:
 
     def close(self) -> None:
         """Takes no more calls, and lets its load go if it is at it."""
-        self._closed = True
+        self.closed = True
         self.progress.abandon()
 
     async def stop(self, timeout_s: float) -> bool:
@@ -155,7 +156,7 @@ class HostedModel:
         return False
 
     def _refuse(self) -> None:
-        if self._closed:
+        if self.closed:
             raise _gone()
 
     def _max_inside(self) -> int:

@@ -58,20 +58,16 @@ class ModelCalls(AbstractCalls):
     def __init__(self, host: Callable[[], HostedModel], limits: CallLimits):
         self._find, self._limits = host, limits
         self._found: HostedModel | None = None
-        self._served = False
+        self._served = self._called = False
 
     def generate(self, call: GenerateCall, caller: Caller) -> AsyncIterator[Event]:
-        return self._events(
-            self._arrival(call.info, caller, _operation(call.prompt), call.prompt, params=call.params),
-            call.params.n,
-            partial(self._generate_order, call, caller),
-        )
+        visit = partial(self._visit, call.info, caller, _operation(call.prompt), call.prompt, params=call.params)
+        return self._events(visit, call.info, call.params.n, partial(self._generate_order, call, caller))
 
     def fork(self, call: ForkCall, caller: Caller) -> AsyncIterator[Event]:
         num_branches = _counted("branches", call.branches)
-        return self._events(
-            self._arrival(call.info, caller, "fork", call.prompt), num_branches, partial(self._fork_order, call, caller)
-        )
+        visit = partial(self._visit, call.info, caller, "fork", call.prompt)
+        return self._events(visit, call.info, num_branches, partial(self._fork_order, call, caller))
 
     async def score(self, call: ScoreCall, caller: Caller) -> Sequence[Scored]:
         if len(call.continuations) > MAX_TEXTS:
@@ -79,8 +75,7 @@ class ModelCalls(AbstractCalls):
         params = SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=call.num_top, cache_salt=call.cache_salt, ignore_eos=True
         )
-        arrival = self._arrival(call.info, caller, "score", call.prompt, *call.continuations)
-        with Visit(self._host.desk, arrival) as visit:
+        with self._visit(call.info, caller, "score", call.prompt, *call.continuations) as visit:
             made, skips = await visit.aside(
                 lambda: prepared_scores(
                     self._model(call.info), call.prompt, call.continuations, _in_time(params, visit), caller
@@ -96,22 +91,19 @@ class ModelCalls(AbstractCalls):
 
     async def embed(self, call: EmbedCall, caller: Caller) -> Sequence[Embedded]:
         _counted("inputs", call.inputs)
-        with Visit(self._host.desk, self._arrival(call.info, caller, "embeddings", *call.inputs)) as visit:
-            llm = self._model(call.info)
-            tokens = await visit.aside(lambda: embedding_tokens(llm, call.inputs))
+        with self._visit(call.info, caller, "embeddings", *call.inputs) as visit:
+            tokens = await visit.aside(lambda: embedding_tokens(self._model(call.info), call.inputs))
             await visit.order(lambda job_id: EmbedOrder(job_id, tokens, call.pooling, call.normalize), 1)
             return (await visit.next()).embedded
 
     async def tokenize(self, call: TokenizeCall, caller: Caller) -> Sequence[int]:
-        with Visit(self._host.desk, self._arrival(call.info, caller, "tokenize", call.prompt, queues=False)) as visit:
-            llm = self._model(call.info)
-            return await visit.aside(lambda: prompt_tokens(llm, call.prompt))
+        with self._visit(call.info, caller, "tokenize", call.prompt, queues=False) as visit:
+            return await visit.aside(lambda: prompt_tokens(self._model(call.info), call.prompt))
 
     async def detokenize(self, call: DetokenizeCall, caller: Caller) -> str:
         given = Prompt(token_ids=call.token_ids)
-        with Visit(self._host.desk, self._arrival(call.info, caller, "detokenize", given, queues=False)) as visit:
-            llm = self._model(call.info)
-            return await visit.aside(lambda: text_of(llm, call.token_ids, call.skip_special_tokens))
+        with self._visit(call.info, caller, "detokenize", given, queues=False) as visit:
+            return await visit.aside(lambda: text_of(self._model(call.info), call.token_ids, call.skip_special_tokens))
 
     def models(self) -> Sequence[ModelCard]:
         card = self._host.card
@@ -130,10 +122,10 @@ class ModelCalls(AbstractCalls):
         return self._found
 
     async def _events(
-        self, arrival: Arrival, num_answers: int, order: Callable[[Visit], Callable]
+        self, enter: Callable[[], Visit], info: CallInfo, num_answers: int, order: Callable[[Visit], Callable]
     ) -> AsyncIterator[Event]:
-        with Visit(self._host.desk, arrival) as visit:
-            self._model(arrival.info)
+        with enter() as visit:
+            self._model(info)
             await visit.order(await visit.aside(lambda: order(visit)), num_answers)
             while not visit.finished:
                 yield await visit.next()
@@ -148,12 +140,17 @@ class ModelCalls(AbstractCalls):
         made, shared = prepared_fork(self._model(call.info), call.prompt, branches, caller)
         return lambda job_id: GenerateOrder(job_id, made, shared)
 
-    def _arrival(self, info: CallInfo, caller: Caller, operation: str, *prompts: Prompt, **more) -> Arrival:
-        own = self._limits.timeout_s or None if info.timeout_s is None else info.timeout_s
-        times = [limit for limit in (own, self._limits.max_timeout_s or None) if limit is not None]
+    def _visit(self, info: CallInfo, caller: Caller, operation: str, *prompts: Prompt, **more) -> Visit:
+        if self._found is not None and self._found.closed and not self._called:
+            self._found = None  # it was asked about and is gone by now; no call has come to it
+        self._called = True
+        limits = self._limits
+        own = limits.timeout_s or None if info.timeout_s is None else info.timeout_s
+        times = [limit for limit in (own, limits.max_timeout_s or None) if limit is not None]
         info = replace(info, timeout_s=min(times, default=None), model=info.model or self._host.name)
-        text = "\n".join(map(shown_prompt, prompts)) if self._limits.keep_prompts else ""
-        return Arrival(info, caller, operation, sum(map(guessed_tokens, prompts)), prompt_text=text, **more)
+        text = "\n".join(map(shown_prompt, prompts)) if limits.keep_prompts else ""
+        arrival = Arrival(info, caller, operation, sum(map(guessed_tokens, prompts)), prompt_text=text, **more)
+        return Visit(self._host.desk, arrival)
 
     def _model(self, info: CallInfo) -> "LLM":
         name = self._host.name

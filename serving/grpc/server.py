@@ -10,9 +10,11 @@ from grpc_reflection.v1alpha import reflection
 
 from metrale_jax.core.errors import ConfigError
 from serving.core.api import AbstractService
+from serving.core.front import AbstractFront
+from serving.core.tls import TlsSettings
 from serving.grpc import generation, health, kserve
 from serving.grpc.methods import CallsInFlight, service_handler, unserved_handler
-from serving.grpc.settings import GrpcSettings, TlsSettings
+from serving.grpc.settings import GrpcSettings
 
 # After the last call: what its status takes to leave.
 LINGER_S = 0.2
@@ -21,7 +23,7 @@ STOP_S = 5.0
 SERVICES = (generation.SERVICE.full_name, kserve.SERVICE.full_name)
 
 
-class GrpcFront:
+class GrpcFront(AbstractFront):
     """A gRPC server on the event loop that starts it. `port` is the one it listens on once started."""
 
     def __init__(self, service: AbstractService, settings: GrpcSettings):
@@ -31,8 +33,7 @@ class GrpcFront:
         self._server: grpc.aio.Server | None = None
         self.port = settings.port
 
-    async def start(self) -> None:
-        """Listens. Health says NOT_SERVING until `set_serving`. Raises `ConfigError` for an address it cannot have."""
+    async def start(self) -> int:
         server = grpc.aio.server(options=_options(self._settings), compression=_compression(self._settings))
         server.add_generic_rpc_handlers(self._handlers())
         if self._settings.reflection:
@@ -41,13 +42,13 @@ class GrpcFront:
         self.port = _bound(server, self._settings)
         await server.start()
         self._server = server
+        return self.port
 
     def set_serving(self, serving: bool) -> None:
-        """Says by the health service whether calls are welcome."""
+        # Until then health says NOT_SERVING.
         self._health.set_serving(serving)
 
     async def drain(self, grace_s: float) -> None:
-        """Takes no more calls and lets those that run end, for `grace_s` at most; then cancels them and stops."""
         self._health.close()
         self._draining.set()
         if self._server is None:
@@ -60,7 +61,6 @@ class GrpcFront:
         await self._idle(STOP_S)
 
     async def stop(self) -> None:
-        """Cancels all calls and stops; nothing where it is not started."""
         self._health.close()
         self._draining.set()
         if self._server is not None:

@@ -3,16 +3,9 @@
 
 from dataclasses import dataclass
 
+from serving.core.tls import TlsSettings
+
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class TlsSettings:
-    """PEM texts: the server's certificate chain, its key, and with `client_ca` whose certificates clients must show."""
-
-    certificate: bytes
-    key: bytes
-    client_ca: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ServiceError`s as gRPC statuses with google.rpc details."""
 
-import asyncio
-import logging
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 
 import grpc
@@ -14,9 +10,9 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from serving.core import incidents
 from serving.core.errors import Kind, ServiceError
 
-LOGGER = logging.getLogger(__name__)
 DOMAIN = "metrale.jax"
 # A status travels twice in HTTP/2 trailers, percent-encoded and in base64, and those are capped at 8 KiB.
 MAX_MESSAGE_BYTES = 900
@@ -70,20 +66,6 @@ def status_of(error: ServiceError) -> grpc.Status:
     return rpc_status.to_status(status)
 
 
-def unforeseen(error: Exception, method: str) -> ServiceError:
-    """What the caller of `method` is told of an error that nobody foresaw; what happened goes to the log only."""
-    incident = uuid.uuid4().hex[:12]
-    LOGGER.error("%s failed, incident %s", method, incident, exc_info=error)
-    message = f"The server failed in a way that is its own fault; name incident {incident} to whoever runs it."
-    return ServiceError(Kind.INTERNAL, message)
-
-
-@contextmanager
-def foreseen(method: str) -> Iterator[None]:
-    """Whatever is raised inside, comes out as a `ServiceError`; cancellation and gRPC's own errors stay as they are."""
-    try:
-        yield
-    except (ServiceError, asyncio.CancelledError, grpc.aio.BaseError):
-        raise
-    except Exception as error:
-        raise unforeseen(error, method) from error
+def foreseen(method: str) -> AbstractContextManager[None]:
+    """A context out of which every error comes as a `ServiceError`; cancellation and gRPC's own stay as they are."""
+    return incidents.foreseen(method, grpc.aio.BaseError)

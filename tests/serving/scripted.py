@@ -105,7 +105,8 @@ class ScriptedService(AbstractService):
 
     `asked` lists (method, call, caller) in the order of arrival; `running`, `cancelled` and `ended` hold request ids:
     at work, closed before their script's end, and the rest. `keys` maps bearer tokens to callers; None lets all in.
-    `failure` is raised by the methods that answer once; `statuses` are those of models, the last one the present.
+    `failure` is raised by the methods that answer once; `statuses` are those of models, the last
+    one the present; a change ends when `changing` is set.
     """
 
     def __init__(self, script: tuple[Step, ...] | None = None, keys: Mapping[str, Caller] | None = None):
@@ -114,6 +115,8 @@ class ScriptedService(AbstractService):
         self.failure: BaseException | None = None
         self.cards: tuple[ModelCard, ...] = (CARD,)
         self.statuses: tuple[ModelStatus, ...] = (STATUS,)
+        self.changing = asyncio.Event()
+        self.changing.set()
         self.asked: list[tuple[str, Any, Caller]] = []
         self.running: list[str] = []
         self.cancelled: list[str] = []
@@ -167,10 +170,12 @@ class ScriptedService(AbstractService):
 
     async def load_model(self, call, caller):
         self._single("load_model", call, caller)
+        await self.changing.wait()
         return self.statuses[-1]
 
     async def unload_model(self, call, caller):
         self._single("unload_model", call, caller)
+        await self.changing.wait()
         return self.statuses[-1]
 
     def model_status(self, caller):

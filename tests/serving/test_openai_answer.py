@@ -65,7 +65,7 @@ def test_a_text_completion_lists_tokens_in_columns():
             "logprobs": {
                 "tokens": ["a", "é"],
                 "token_logprobs": [-0.5, -9999.0],
-                "top_logprobs": [{"a": -0.5, "b": -1.5}, {}],
+                "top_logprobs": [{"a": -0.5, "b": -1.5}, {"é": -9999.0}],
                 "text_offset": [0, 1],
             },
             "finish_reason": "length",

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make_app`: all APIs as one application."""
+
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from metrale_jax.core.errors import shown
+from serving.core.errors import ServiceError
+from serving.core.incidents import unforeseen
+from serving.http import admin, chat, completions, embeddings, models, probes, tokens
+from serving.http.callers import REQUEST_ID_HEADER, peer_of
+from serving.http.desk import Desk
+from serving.http.errors import HttpFault, headers_of, openai_body, spelt, status_of
+from serving.http.sending import JSON, OWN_HEADERS
+
+APIS = (admin, chat, completions, embeddings, models, probes, tokens)
+# What records call a method that there is not, whatever it was: names of callers make no series in metrics.
+NO_METHOD = "(none)"
+
+
+def make_app(desk: Desk) -> Starlette:
+    """The application. What no API serves is an error object too, and so is what should never happen."""
+
+    async def refused(request: Request, raised: Exception) -> Response:
+        error = _fault(request, raised)
+        desk.service.refused(NO_METHOD, peer_of(request.scope), error)
+        return _answer(error)
+
+    async def broken(request: Request, raised: Exception) -> Response:
+        return _answer(unforeseen(raised, NO_METHOD))
+
+    app = Starlette(
+        routes=[route for api in APIS for route in api.routes(desk)],
+        middleware=_middleware(desk.settings.allowed_origins),
+        exception_handlers={HTTPException: refused, Exception: broken},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _middleware(origins: tuple[str, ...]) -> list[Middleware]:
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+        )
+    ]
+
+
+def _fault(request: Request, raised: HTTPException) -> HttpFault:
+    status, path = HTTPStatus(raised.status_code), shown(request.url.path, 120)
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (raised.headers or {}).get("Allow", "")
+        message = f"{shown(request.method, 40)} of {path} is not served; use {allowed}."
+    else:
+        message = f"{path} is not served here; /openapi.json lists what is."
+    return HttpFault(status, message, headers=raised.headers)
+
+
+def _answer(error: ServiceError) -> Response:
+    return Response(spelt(openai_body(error, "")), status_of(error), headers_of(error) | OWN_HEADERS, JSON)

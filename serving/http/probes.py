@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/health, /ready and /metrics, as on the side port; here metrics are for callers, and reasons stay in the journal."""
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serving.core.lifecycle import State
+from serving.http.desk import Desk
+from serving.http.endpoint import Asked, get, json_answer
+
+# The process has nothing more to give in these states, and whoever watches it should start another.
+DEAD = (State.FAILED, State.STOPPED)
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The routes of this API."""
+    return [
+        get(desk, "/health", health, is_open=True),
+        get(desk, "/ready", ready, is_open=True),
+        get(desk, "/metrics", metrics),
+    ]
+
+
+async def health(desk: Desk, asked: Asked) -> Response:
+    """200 while the process is good for anything."""
+    state = desk.lifecycle.state
+    return _state(state, state not in DEAD)
+
+
+async def ready(desk: Desk, asked: Asked) -> Response:
+    """200 while calls are answered."""
+    state = desk.lifecycle.state
+    return _state(state, state is State.SERVING)
+
+
+async def metrics(desk: Desk, asked: Asked) -> Response:
+    """The figures for Prometheus."""
+    body, content_type = desk.metrics()
+    return Response(body, media_type=content_type)
+
+
+def _state(state: State, good: bool) -> Response:
+    return json_answer({"state": state.value}, 200 if good else 503)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/tokenize and /detokenize, in the shapes that vLLM gave them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from metrale_jax.core.errors import RequestError, shown
+from serving.core.calls import DetokenizeCall, Prompt, TokenizeCall
+from serving.http.answers import body_faults, known_only, switch
+from serving.http.bodies import text_field
+from serving.http.chat_plan import template_variables
+from serving.http.desk import Desk
+from serving.http.endpoint import Asked, json_answer, post
+from serving.http.errors import with_fields
+from serving.openai_body import chat_messages, checked_prompt
+
+TEXT_FIELDS = ("model", "prompt", "add_special_tokens", "return_token_strs")
+CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "chat_template_kwargs", "return_token_strs")
+DETOKENIZE_FIELDS = ("model", "tokens", "skip_special_tokens")
+FORM = with_fields({"token_ids": "tokens"})
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The routes of this API."""
+    return [post(desk, "/tokenize", tokenize), post(desk, "/detokenize", detokenize, form=FORM)]
+
+
+async def tokenize(desk: Desk, asked: Asked) -> Response:
+    """Token ids of a text, or of a chat under the model's template."""
+    body, model = asked.body, text_field(asked.body, "model")
+    with body_faults():
+        with_texts = switch(body, "return_token_strs", False)
+        prompt = _chat(body) if body.get("messages") is not None else _text(body)
+    ids = await desk.model.tokenize(TokenizeCall(prompt, asked.info(model)), asked.caller)
+    length = next((card.max_context_tokens for card in desk.model.models()), 0)
+    texts = [desk.model.token_text(token)[0] for token in ids] if with_texts else None
+    return json_answer({"count": len(ids), "max_model_len": length, "tokens": list(ids), "token_strs": texts})
+
+
+async def detokenize(desk: Desk, asked: Asked) -> Response:
+    """The text of token ids."""
+    body, model = asked.body, text_field(asked.body, "model")
+    with body_faults():
+        known_only(body, DETOKENIZE_FIELDS)
+        given, skip = body.get("tokens"), switch(body, "skip_special_tokens", False)
+        if not isinstance(given, list):
+            raise RequestError(f"tokens={shown(given, 80)} is no list of token ids; give one.", "tokens")
+        try:
+            ids = tuple(checked_prompt(given))
+        except RequestError as error:
+            raise RequestError(str(error).replace("prompt", "tokens", 1), "tokens") from error
+    text = await desk.model.detokenize(DetokenizeCall(ids, skip, asked.info(model)), asked.caller)
+    return json_answer({"prompt": text})
+
+
+def _text(body: Mapping[str, Any]) -> Prompt:
+    known_only(body, TEXT_FIELDS)
+    given = body.get("prompt")
+    if not isinstance(given, str):
+        raise RequestError(f"prompt={shown(given, 80)} is no text; give one, or messages.", "prompt")
+    return Prompt(text=given, add_special_tokens=switch(body, "add_special_tokens", True))
+
+
+def _chat(body: Mapping[str, Any]) -> Prompt:
+    known_only(body, CHAT_FIELDS)
+    return Prompt(messages=tuple(chat_messages(body["messages"])), template=template_variables(body))
