@@ -27,6 +27,7 @@ from serving.core.hosted_model import Housing, Load
 from serving.core.hosting import Hosting
 from serving.core.lifecycle import State
 from serving.core.model_calls import CallLimits, ModelCalls
+from serving.core.model_changes import ModelChanges
 from serving.core.parts import Parts
 from serving.core.records import ChangeRecord, refusal
 
@@ -67,17 +68,18 @@ class Service(AbstractService):
         self._limits = CallLimits(settings.timeout_s, settings.max_timeout_s, settings.keep_prompts)
         self._beside = ThreadPoolExecutor(settings.threads, thread_name_prefix="prepare")
         housing = Housing(load, parts, self._beside, settings.warm_up, settings.stuck_after_s, settings.compile_after_s)
-        self._hosting = Hosting(self._catalog.first, housing, settings.load_after_s)
+        self._hosting = Hosting(self._catalog.first, housing)
+        self._changes = ModelChanges(self._hosting, parts, settings.load_after_s)
 
     def start(self) -> None:
         """Begins to load; `lifecycle` tells how far it is."""
-        self._hosting.start()
+        self._changes.start()
 
     async def drain(self, grace_s: float) -> int:
         """Takes no more calls and waits for those under way, at most `grace_s`; how many had to be ended then. A change
         of models that is under way is given up."""
         self.parts.lifecycle.move(State.DRAINING, "the server is shutting down")
-        self._hosting.give_up()
+        await self._changes.give_up()
         until = self.parts.clock() + grace_s
         while self.num_calls and self.parts.clock() < until:
             await asyncio.sleep(0.02)
@@ -87,6 +89,7 @@ class Service(AbstractService):
 
     async def stop(self, timeout_s: float = 10.0) -> bool:
         """Ends the engine threads; whether they did in time. One that loads is not waited for."""
+        await self._changes.give_up()
         stopped = await self._hosting.stop(timeout_s)
         self._beside.shutdown(wait=False, cancel_futures=True)
         self.parts.lifecycle.move(State.STOPPED)
@@ -140,19 +143,19 @@ class Service(AbstractService):
             self.parts.observer(refusal(method, peer, error))
 
     async def load_model(self, call: LoadCall, caller: Caller) -> ModelStatus:
-        last = self._hosting.last_wanted
+        last = self._changes.last_wanted
         name = call.served_name or call.model or last.name
         with _Refusal(self.parts, "load", name, caller):
             self._catalog.refuse_unless_allowed(caller)
             wanted = self._catalog.wanted(call, last)
-            change = self._hosting.load(wanted, call.drain_first, call.grace_s, caller)
+            change = self._changes.load(wanted, call.drain_first, call.grace_s, caller)
         await asyncio.shield(change.settled)
         return self._status()
 
     async def unload_model(self, call: UnloadCall, caller: Caller) -> ModelStatus:
-        with _Refusal(self.parts, "unload", self._hosting.last_wanted.name, caller):
+        with _Refusal(self.parts, "unload", self._changes.last_wanted.name, caller):
             self._catalog.refuse_unless_allowed(caller)
-            change = self._hosting.unload(call.grace_s, caller)
+            change = self._changes.unload(call.grace_s, caller)
         await asyncio.shield(change.settled)
         return self._status()
 
@@ -174,7 +177,7 @@ class Service(AbstractService):
 
     def _status(self) -> ModelStatus:
         state, reason = self.parts.lifecycle.snapshot()
-        change = self._hosting.change
+        change = self._changes.now
         return ModelStatus(
             state=state.value,
             reason=reason,
@@ -182,7 +185,7 @@ class Service(AbstractService):
             loadable=self._catalog.names,
             calls=self.num_calls,
             change=None if change is None else change.status(),
-            last_change=self._hosting.last_change,
+            last_change=self._changes.last,
         )
 
 

@@ -513,6 +513,48 @@ async def test_an_old_model_that_hangs_fails_its_own_calls_and_nobody_elses():
         logging.disable(logging.NOTSET)
 
 
+@pytest.mark.parametrize("way", ["unload", "in place"])
+def test_an_old_model_that_hangs_with_nothing_beside_it_is_the_servers_end(way, no_logs):
+    release, stuck = threading.Event(), threading.Event()
+
+    def step():
+        slow()
+        if stuck.is_set():
+            release.wait(20)
+
+    async def scene():
+        async with serving(Script(one=[FakeLLM(step)]), stuck_after_s=0.2) as world:
+            events = world.stream()
+            await anext(events)
+            stuck.set()
+            asking = world.load(drain_first=True)
+            if way == "unload":
+                asking.close()
+                asking = world.service.unload_model(UnloadCall(), ADMIN)
+            error = await world.refusal(asking)
+            assert error.kind is Kind.INTERNAL and "does not end" in str(error)
+            assert world.lifecycle.state is State.FAILED and "in step" in world.lifecycle.reason
+            assert len(world.script.loads) == 1
+            release.set()
+
+    try:
+        asyncio.run(asyncio.wait_for(scene(), 30))
+    finally:
+        release.set()
+
+
+@scenario
+async def test_a_model_that_was_asked_about_and_is_gone_is_not_the_one_a_call_goes_to():
+    async with serving() as world:
+        pinned = world.service.pinned()
+        assert [card.id for card in pinned.models()] == ["one"]
+        await world.load()
+        await world.settled()
+        call = GenerateCall(Prompt(text="ab"), SamplingParams(max_tokens=3))
+        assert [event async for event in pinned.generate(call, ANYBODY)]
+        assert [card.id for card in pinned.models()] == ["two"]
+
+
 @scenario
 async def test_a_load_that_takes_too_long_is_given_up():
     def waits(progress):
