@@ -113,11 +113,11 @@ async def _whole(work: _Work) -> Response:
 
 async def _of_prompts(work: _Work) -> Response:
     """Prompts as they are, with their log-probabilities; nothing is drawn."""
-    completions, service = work.completions, work.desk.service
+    completions, model = work.completions, work.desk.model
     asked = [
         ScoreCall(call.prompt, (), completions.logprobs or 0, call.params.cache_salt, call.info) for call in work.calls
     ]
-    scores = [scored for [scored] in await gathered([service.score(one, work.asked.caller) for one in asked])]
+    scores = [scored for [scored] in await gathered([model.score(one, work.asked.caller) for one in asked])]
     choices = [
         _prompt_choice(work, index, call.prompt, scored)
         for index, (call, scored) in enumerate(zip(asked, scores, strict=True))

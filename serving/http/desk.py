@@ -2,10 +2,10 @@
 """`Desk`: what handlers of HTTP need of the server."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from serving.core.api import AbstractService
+from serving.core.api import AbstractCalls, AbstractService
 from serving.core.lifecycle import Lifecycle
 from serving.http.calls import CallsInFlight
 from serving.http.settings import HttpSettings
@@ -28,3 +28,13 @@ class Desk:
     stats: "Callable[[], EngineStats | None]" = lambda: None
     loading: Callable[[], Mapping[str, Any] | None] = lambda: None
     calls: CallsInFlight = field(default_factory=CallsInFlight)
+    pin: AbstractCalls | None = None
+
+    @property
+    def model(self) -> AbstractCalls:
+        """The service, or of it the one model that this desk is for."""
+        return self.pin or self.service
+
+    def pinned(self) -> "Desk":
+        """The desk of one call, all of which goes to one model."""
+        return replace(self, pin=self.service.pinned())

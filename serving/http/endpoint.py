@@ -64,7 +64,7 @@ class Endpoint:
                 async with Call(desk.calls, desk.settings.max_calls) as call:
                     asked = await self._asked(scope, headers, body, out)
                     call.watch(receive)
-                    answer = await self.handle(desk, asked)
+                    answer = await self.handle(desk.pinned(), asked)
                     await answer(scope, receive, out)
         except ServiceError as error:
             desk.service.refused(self.name, peer_of(scope), error)

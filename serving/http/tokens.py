@@ -34,9 +34,9 @@ async def tokenize(desk: Desk, asked: Asked) -> Response:
     with body_faults():
         with_texts = switch(body, "return_token_strs", False)
         prompt = _chat(body) if body.get("messages") is not None else _text(body)
-    ids = await desk.service.tokenize(TokenizeCall(prompt, asked.info(model)), asked.caller)
-    length = next((card.max_context_tokens for card in desk.service.models()), 0)
-    texts = [desk.service.token_text(token)[0] for token in ids] if with_texts else None
+    ids = await desk.model.tokenize(TokenizeCall(prompt, asked.info(model)), asked.caller)
+    length = next((card.max_context_tokens for card in desk.model.models()), 0)
+    texts = [desk.model.token_text(token)[0] for token in ids] if with_texts else None
     return json_answer({"count": len(ids), "max_model_len": length, "tokens": list(ids), "token_strs": texts})
 
 
@@ -52,7 +52,7 @@ async def detokenize(desk: Desk, asked: Asked) -> Response:
             ids = tuple(checked_prompt(given))
         except RequestError as error:
             raise RequestError(str(error).replace("prompt", "tokens", 1), "tokens") from error
-    text = await desk.service.detokenize(DetokenizeCall(ids, skip, asked.info(model)), asked.caller)
+    text = await desk.model.detokenize(DetokenizeCall(ids, skip, asked.info(model)), asked.caller)
     return json_answer({"prompt": text})
 
 
