@@ -176,7 +176,8 @@ class HostedModel:
 
     def _loaded(self, llm: "LLM") -> None:
         self.card, self.tokenizer = model_card(llm, self.name), llm.loaded.tokenizer
-        self.llm = llm
+        if not self.closed:
+            self.llm = llm
         self._on_loaded(self)
 
     def _warm(self, llm: "LLM") -> None:
