@@ -58,6 +58,8 @@ def http_settings(config: ServeConfig) -> HttpSettings:
         tls=_tls(config),
         max_body_bytes=config.max_message_mib * MIB,
         allowed_origins=config.origins,
+        page=config.page,
+        tool_dialect=config.tool_dialect or "",
     )
 
 

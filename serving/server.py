@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
@@ -128,7 +128,9 @@ class _Server:
             fronts["grpc"] = make_server(service, grpc_settings(config, own_version))
         if config.http_port is not None:
             metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
-            desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats)
+            desk = Desk(
+                service, self._lifecycle, http_settings(config), own_version, metrics, stats, partial(_stage, service)
+            )
             fronts["http"] = make_http_server(desk)
         return Fronts(fronts)
 
@@ -235,6 +237,11 @@ def _logging_to(journal: Journal) -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
+
+
+def _stage(service: Service) -> dict[str, Any] | None:
+    stage = service.stage
+    return None if stage is None else {"stage": stage.name, "done": stage.done, "total": stage.total}
 
 
 def _address(host: str, port: int) -> str:

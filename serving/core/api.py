@@ -4,6 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 
+from serving.chat.model import ChatModel
 from serving.core.calls import (
     Caller,
     DetokenizeCall,
@@ -58,6 +59,10 @@ class AbstractCalls(ABC):
     @abstractmethod
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """A token's text and bytes, for log-probabilities."""
+
+    @abstractmethod
+    def chat_model(self) -> ChatModel:
+        """What has to be known of the model to chat with it. Raises `ServiceError` (UNAVAILABLE) while none serves."""
 
 
 class AbstractService(AbstractCalls):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.process_memory import release_freed_memory
 from metrale_jax.progress import Progress
-from serving.core.cards import model_card
+from serving.chat.model import ChatModel
+from serving.core.cards import chat_model, model_card
 from serving.core.catalog import Wanted
 from serving.core.changes import LoadProgress
 from serving.core.engine_thread import EngineThread
@@ -75,7 +76,10 @@ class HostedModel:
         self.llm: LLM | None = None
         self.tokenizer: Tokenizer | None = None
         self.card: ModelCard | None = None
+        self.chat: ChatModel | None = None
         self.death, self.serves = "", False
+        # Who asked about it and has yet to call: they should find it when they do.
+        self.askers: weakref.WeakSet = weakref.WeakSet()
         self.lacks_room = self._started = self.closed = False
         self._failure: ServiceError | None = None
         self._loop = asyncio.get_running_loop()
@@ -175,7 +179,7 @@ class HostedModel:
         self.desk.link.deliver(reports)
 
     def _loaded(self, llm: "LLM") -> None:
-        self.card, self.tokenizer = model_card(llm, self.name), llm.loaded.tokenizer
+        self.card, self.chat, self.tokenizer = model_card(llm, self.name), chat_model(llm), llm.loaded.tokenizer
         if not self.closed:
             self.llm = llm
         self._on_loaded(self)

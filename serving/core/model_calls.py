@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from metrale_jax.sampling.params import SamplingParams
+from serving.chat.model import ChatModel
 from serving.core.api import AbstractCalls
 from serving.core.calls import (
     Caller,
@@ -23,6 +24,8 @@ from serving.core.errors import Kind, ServiceError
 from serving.core.events import Embedded, Ended, Event, ModelCard, Scored
 from serving.core.hosted_model import HostedModel
 from serving.core.intake import (
+    MAX_TEXTS,
+    counted,
     embedding_tokens,
     guessed_tokens,
     prepared,
@@ -37,9 +40,6 @@ from serving.core.visit import Arrival, Visit
 
 if TYPE_CHECKING:
     from metrale_jax.llm import LLM
-
-# Texts in one call to score or embed, and branches of a prompt.
-MAX_TEXTS = 256
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,20 @@ class ModelCalls(AbstractCalls):
     def __init__(self, host: Callable[[], HostedModel], limits: CallLimits):
         self._find, self._limits = host, limits
         self._found: HostedModel | None = None
-        self._served = self._called = False
+        self._served = self._called = self._planned = False
 
     def generate(self, call: GenerateCall, caller: Caller) -> AsyncIterator[Event]:
         visit = partial(self._visit, call.info, caller, _operation(call.prompt), call.prompt, params=call.params)
         return self._events(visit, call.info, call.params.n, partial(self._generate_order, call, caller))
 
     def fork(self, call: ForkCall, caller: Caller) -> AsyncIterator[Event]:
-        num_branches = _counted("branches", call.branches)
+        num_branches = counted("branches", call.branches)
         visit = partial(self._visit, call.info, caller, "fork", call.prompt)
         return self._events(visit, call.info, num_branches, partial(self._fork_order, call, caller))
 
     async def score(self, call: ScoreCall, caller: Caller) -> Sequence[Scored]:
         if len(call.continuations) > MAX_TEXTS:
-            _counted("continuations", call.continuations)
+            counted("continuations", call.continuations)
         params = SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=call.num_top, cache_salt=call.cache_salt, ignore_eos=True
         )
@@ -90,7 +90,7 @@ class ModelCalls(AbstractCalls):
             return [found[index] for index in sorted(found)]
 
     async def embed(self, call: EmbedCall, caller: Caller) -> Sequence[Embedded]:
-        _counted("inputs", call.inputs)
+        counted("inputs", call.inputs)
         with self._visit(call.info, caller, "embeddings", *call.inputs) as visit:
             tokens = await visit.aside(lambda: embedding_tokens(self._model(call.info), call.inputs))
             await visit.order(lambda job_id: EmbedOrder(job_id, tokens, call.pooling, call.normalize), 1)
@@ -114,11 +114,17 @@ class ModelCalls(AbstractCalls):
         spelling = tokenizer.token_bytes(token_id) if tokenizer else b""
         return spelling.decode("utf-8", "replace"), spelling
 
+    def chat_model(self) -> ChatModel:
+        self._host.desk.parts.lifecycle.refuse_unless_serving()
+        self._planned = True
+        return self._host.chat
+
     @property
     def _host(self) -> HostedModel:
         if self._found is None:
             self._found = self._find()
             self._served = self._found.serves
+            self._found.askers.add(self)
         return self._found
 
     async def _events(
@@ -141,8 +147,8 @@ class ModelCalls(AbstractCalls):
         return lambda job_id: GenerateOrder(job_id, made, shared)
 
     def _visit(self, info: CallInfo, caller: Caller, operation: str, *prompts: Prompt, **more) -> Visit:
-        if self._found is not None and self._found.closed and not self._called:
-            self._found = None  # it was asked about and is gone by now; no call has come to it
+        if self._found is not None and self._found.closed and not self._called and not self._planned:
+            self._found = None  # it was asked about and is gone by now, and nothing was made for it
         self._called = True
         limits = self._limits
         own = limits.timeout_s or None if info.timeout_s is None else info.timeout_s
@@ -150,7 +156,9 @@ class ModelCalls(AbstractCalls):
         info = replace(info, timeout_s=min(times, default=None), model=info.model or self._host.name)
         text = "\n".join(map(shown_prompt, prompts)) if limits.keep_prompts else ""
         arrival = Arrival(info, caller, operation, sum(map(guessed_tokens, prompts)), prompt_text=text, **more)
-        return Visit(self._host.desk, arrival)
+        host = self._host
+        host.askers.discard(self)
+        return Visit(host.desk, arrival)
 
     def _model(self, info: CallInfo) -> "LLM":
         name = self._host.name
@@ -171,14 +179,6 @@ def _in_time(params: SamplingParams, visit: Visit) -> SamplingParams:
 
 def _operation(prompt: Prompt) -> str:
     return "text_completion" if prompt.messages is None else "chat"
-
-
-def _counted(name: str, texts: Sequence) -> int:
-    if not 1 <= len(texts) <= MAX_TEXTS:
-        raise ServiceError(
-            Kind.INVALID, f"{len(texts)} {name} are not between 1 and {MAX_TEXTS}; give so many.", field=name
-        )
-    return len(texts)
 
 
 def _scored(event: Ended, skip: int) -> Scored:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from serving.chat.model import ChatModel
 from serving.core.api import AbstractCalls, AbstractService
 from serving.core.calls import (
     Caller,
@@ -20,7 +21,7 @@ from serving.core.calls import (
     UnloadCall,
 )
 from serving.core.catalog import Catalog, Wanted
-from serving.core.changes import ModelStatus
+from serving.core.changes import ModelStatus, Stage
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Embedded, Event, ModelCard, Scored
 from serving.core.hosted_model import Housing, Load
@@ -102,6 +103,13 @@ class Service(AbstractService):
         return None if current is None else current.llm
 
     @property
+    def stage(self) -> Stage | None:
+        """How far the load that is under way has come; None without one."""
+        change = self._changes.now
+        stages = () if change is None or change.outcome else change.progress.stages
+        return stages[-1] if stages else None
+
+    @property
     def num_calls(self) -> int:
         """Calls under way."""
         return self._hosting.num_calls
@@ -133,6 +141,9 @@ class Service(AbstractService):
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         return self.pinned().token_text(token_id)
+
+    def chat_model(self) -> ChatModel:
+        return self.pinned().chat_model()
 
     def authenticate(self, token: str | None, peer: str) -> Caller:
         return self.parts.keys.authenticate(token, peer)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Desk`: what handlers of HTTP need of the server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serving.core.api import AbstractCalls, AbstractService
 from serving.core.lifecycle import Lifecycle
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Desk:
     """`version` is what the server says of itself. `metrics()` gives the exposition and its content type, `stats()` the
-    engine's figures, None before there is a model. `calls` are those under way."""
+    engine's figures, None before there is a model. `loading()` is how far a model on its way has come, as `/v1/stats`
+    tells it, None where none is. `calls` are those under way."""
 
     service: AbstractService
     lifecycle: Lifecycle
@@ -25,6 +26,7 @@ class Desk:
     version: str = ""
     metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain; charset=utf-8")
     stats: "Callable[[], EngineStats | None]" = lambda: None
+    loading: Callable[[], Mapping[str, Any] | None] = lambda: None
     calls: CallsInFlight = field(default_factory=CallsInFlight)
     pin: AbstractCalls | None = None
 

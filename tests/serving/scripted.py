@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from metrale_jax.results import GenerationResult, RequestMetrics, TokenLogprob, Usage
+from serving.chat.model import ChatModel
 from serving.core.api import AbstractService
 from serving.core.calls import Caller, ForkCall, GenerateCall, Prompt
 from serving.core.changes import ModelStatus
@@ -105,8 +106,8 @@ class ScriptedService(AbstractService):
 
     `asked` lists (method, call, caller) in the order of arrival; `running`, `cancelled` and `ended` hold request ids:
     at work, closed before their script's end, and the rest. `keys` maps bearer tokens to callers; None lets all in.
-    `failure` is raised by the methods that answer once; `statuses` are those of models, the last
-    one the present; a change ends when `changing` is set.
+    `failure` is raised by the methods that answer once. `chat` is its chat model, of no template. `statuses` are those
+    of models, the last one the present; a change ends when `changing` is set.
     """
 
     def __init__(self, script: tuple[Step, ...] | None = None, keys: Mapping[str, Caller] | None = None):
@@ -114,6 +115,7 @@ class ScriptedService(AbstractService):
         self.scripts: dict[str, tuple[Step, ...]] = {}
         self.failure: BaseException | None = None
         self.cards: tuple[ModelCard, ...] = (CARD,)
+        self.chat = ChatModel()
         self.statuses: tuple[ModelStatus, ...] = (STATUS,)
         self.changing = asyncio.Event()
         self.changing.set()
@@ -164,6 +166,9 @@ class ScriptedService(AbstractService):
 
     def models(self):
         return self.cards
+
+    def chat_model(self):
+        return self.chat
 
     def pinned(self):
         return self

@@ -546,6 +546,37 @@ def test_an_old_model_that_hangs_with_nothing_beside_it_is_the_servers_end(way, 
 
 
 @scenario
+async def test_who_asked_about_a_model_finds_it_when_they_call():
+    async with serving() as world:
+        pinned = world.service.pinned()
+        assert [card.id for card in pinned.models()] == ["one"]
+        await world.load()
+        await asyncio.sleep(0.1)
+        assert world.status.change.step == "retiring"
+        call = GenerateCall(Prompt(text="ab"), SamplingParams(max_tokens=3), CallInfo(model="one"))
+        assert isinstance([event async for event in pinned.generate(call, ANYBODY)][-1], Ended)
+        await world.settled()
+
+
+@scenario
+async def test_the_stage_of_a_load_is_told_until_the_model_serves():
+    goes = threading.Event()
+
+    def waits(progress):
+        goes.wait(10)
+        return FakeLLM()
+
+    async with serving(Script(two=[waits])) as world:
+        assert world.service.stage is None
+        change = world.begun()
+        await until(lambda: world.service.stage is not None)
+        assert (world.service.stage.name, world.service.stage.done) == ("load", 5)
+        goes.set()
+        await change
+        assert world.service.stage is None
+
+
+@scenario
 async def test_a_model_that_was_asked_about_and_is_gone_is_not_the_one_a_call_goes_to():
     async with serving() as world:
         pinned = world.service.pinned()
