@@ -18,6 +18,7 @@ from metrale_jax.core.errors import MetraleError
 from metrale_jax.llm_config import checked_limits
 from metrale_jax.progress import Progress
 from serving.core.catalog import Wanted
+from serving.core.errors import Kind
 from serving.core.front import AbstractFront
 from serving.core.gate import Gate
 from serving.core.journal import Journal, write_all
@@ -166,10 +167,12 @@ class _Server:
 
     def _changed(self, record: ChangeRecord) -> None:
         self._count.change(record)
+        fault = record.outcome == Kind.INTERNAL.value or not record.freed
+        level = "error" if fault else "info" if record.outcome == "ok" else "warning"
         retired = {"calls_ended": record.calls_ended, "freed": record.freed} if record.action == "retire" else {}
         self._journal.event(
             "model",
-            "info" if record.outcome == "ok" and record.freed else "error",
+            level,
             action=record.action,
             model=record.model,
             key=record.key_id,

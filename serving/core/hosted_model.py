@@ -78,6 +78,8 @@ class HostedModel:
         self.card: ModelCard | None = None
         self.chat: ChatModel | None = None
         self.death, self.serves = "", False
+        # Who asked about it and has yet to call: they should find it when they do.
+        self.askers: weakref.WeakSet = weakref.WeakSet()
         self.lacks_room = self._started = self.closed = False
         self._failure: ServiceError | None = None
         self._loop = asyncio.get_running_loop()
@@ -178,7 +180,8 @@ class HostedModel:
 
     def _loaded(self, llm: "LLM") -> None:
         self.card, self.chat, self.tokenizer = model_card(llm, self.name), chat_model(llm), llm.loaded.tokenizer
-        self.llm = llm
+        if not self.closed:
+            self.llm = llm
         self._on_loaded(self)
 
     def _warm(self, llm: "LLM") -> None:

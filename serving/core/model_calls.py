@@ -58,7 +58,7 @@ class ModelCalls(AbstractCalls):
     def __init__(self, host: Callable[[], HostedModel], limits: CallLimits):
         self._find, self._limits = host, limits
         self._found: HostedModel | None = None
-        self._served = self._called = False
+        self._served = self._called = self._planned = False
 
     def generate(self, call: GenerateCall, caller: Caller) -> AsyncIterator[Event]:
         visit = partial(self._visit, call.info, caller, _operation(call.prompt), call.prompt, params=call.params)
@@ -116,6 +116,7 @@ class ModelCalls(AbstractCalls):
 
     def chat_model(self) -> ChatModel:
         self._host.desk.parts.lifecycle.refuse_unless_serving()
+        self._planned = True
         return self._host.chat
 
     @property
@@ -123,6 +124,7 @@ class ModelCalls(AbstractCalls):
         if self._found is None:
             self._found = self._find()
             self._served = self._found.serves
+            self._found.askers.add(self)
         return self._found
 
     async def _events(
@@ -145,8 +147,8 @@ class ModelCalls(AbstractCalls):
         return lambda job_id: GenerateOrder(job_id, made, shared)
 
     def _visit(self, info: CallInfo, caller: Caller, operation: str, *prompts: Prompt, **more) -> Visit:
-        if self._found is not None and self._found.closed and not self._called:
-            self._found = None  # it was asked about and is gone by now; no call has come to it
+        if self._found is not None and self._found.closed and not self._called and not self._planned:
+            self._found = None  # it was asked about and is gone by now, and nothing was made for it
         self._called = True
         limits = self._limits
         own = limits.timeout_s or None if info.timeout_s is None else info.timeout_s
@@ -154,7 +156,9 @@ class ModelCalls(AbstractCalls):
         info = replace(info, timeout_s=min(times, default=None), model=info.model or self._host.name)
         text = "\n".join(map(shown_prompt, prompts)) if limits.keep_prompts else ""
         arrival = Arrival(info, caller, operation, sum(map(guessed_tokens, prompts)), prompt_text=text, **more)
-        return Visit(self._host.desk, arrival)
+        host = self._host
+        host.askers.discard(self)
+        return Visit(host.desk, arrival)
 
     def _model(self, info: CallInfo) -> "LLM":
         name = self._host.name

@@ -22,6 +22,8 @@ from serving.core.records import ChangeRecord
 LOG = logging.getLogger(__name__)
 # Between two looks at whether calls have ended, and at whether a thread has.
 LOOK_EVERY_S, JOIN_S = 0.02, 0.5
+# What who asked about a model may take to call it.
+ASKED_S = 2.0
 
 
 class ModelChanges:
@@ -169,7 +171,8 @@ class ModelChanges:
         """Returns when its calls have ended, or were ended after `grace_s`, and its memory is free."""
         until = None if grace_s is None else self._parts.clock() + grace_s
         calls_ended = 0
-        while old.busy and not old.death:
+        patience = self._parts.clock() + ASKED_S
+        while (old.busy or (old.askers and self._parts.clock() < patience)) and not old.death:
             change.before_calls = len(old.desk.visits)
             if until is not None and self._parts.clock() >= until:
                 about = f"the model {old.name!r} is taken away"

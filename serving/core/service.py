@@ -105,8 +105,8 @@ class Service(AbstractService):
     @property
     def stage(self) -> Stage | None:
         """How far the load that is under way has come; None without one."""
-        newest = self._hosting.newest
-        stages = () if newest.ready.done() else newest.progress.stages
+        change = self._changes.now
+        stages = () if change is None or change.outcome else change.progress.stages
         return stages[-1] if stages else None
 
     @property

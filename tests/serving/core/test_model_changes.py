@@ -2,7 +2,9 @@
 """One model comes in the place of another: calls under way go on, a load that fails changes nothing, and it is told."""
 
 import asyncio
+import gc
 import logging
+import random
 import threading
 import weakref
 from contextlib import asynccontextmanager
@@ -73,7 +75,7 @@ class Figures(AbstractFigures):
 
 
 class World:
-    """A service that starts with "one" and may load "two", and what it told."""
+    """A service that starts with "one" and may load "two" and "bad", and what it told."""
 
     def __init__(self, script, **settings):
         self.script, self.records, self.changes, self.states = script, [], [], []
@@ -90,7 +92,7 @@ class World:
             changed=self.changes.append,
             figures=self.figures,
         )
-        catalog = Catalog(Wanted("one", "one"), True, {"two": "two"})
+        catalog = Catalog(Wanted("one", "one"), True, {"two": "two", "bad": "bad"})
         self.service = Service(script, ServiceSettings("one", **settings), parts, catalog)
 
     @property
@@ -396,7 +398,7 @@ async def test_progress_is_told_as_it_comes():
         await change
         assert seen[0].change.model == "two" and seen[0].change.key_id == "root"
         assert seen[-1].change is None and seen[-1].last_change.outcome == "ok"
-        assert seen[-1].last_change.stages[0].total == 10 and seen[-1].loadable == ("one", "two")
+        assert seen[-1].last_change.stages[0].total == 10 and seen[-1].loadable == ("one", "two", "bad")
 
 
 async def _all(events):
@@ -544,6 +546,37 @@ def test_an_old_model_that_hangs_with_nothing_beside_it_is_the_servers_end(way, 
 
 
 @scenario
+async def test_who_asked_about_a_model_finds_it_when_they_call():
+    async with serving() as world:
+        pinned = world.service.pinned()
+        assert [card.id for card in pinned.models()] == ["one"]
+        await world.load()
+        await asyncio.sleep(0.1)
+        assert world.status.change.step == "retiring"
+        call = GenerateCall(Prompt(text="ab"), SamplingParams(max_tokens=3), CallInfo(model="one"))
+        assert isinstance([event async for event in pinned.generate(call, ANYBODY)][-1], Ended)
+        await world.settled()
+
+
+@scenario
+async def test_the_stage_of_a_load_is_told_until_the_model_serves():
+    goes = threading.Event()
+
+    def waits(progress):
+        goes.wait(10)
+        return FakeLLM()
+
+    async with serving(Script(two=[waits])) as world:
+        assert world.service.stage is None
+        change = world.begun()
+        await until(lambda: world.service.stage is not None)
+        assert (world.service.stage.name, world.service.stage.done) == ("load", 5)
+        goes.set()
+        await change
+        assert world.service.stage is None
+
+
+@scenario
 async def test_a_model_that_was_asked_about_and_is_gone_is_not_the_one_a_call_goes_to():
     async with serving() as world:
         pinned = world.service.pinned()
@@ -585,3 +618,93 @@ async def test_a_server_that_is_stopped_while_it_starts_begins_nothing():
     goes.set()
     await asyncio.sleep(0.05)
     assert world.states == [State.STOPPED]
+
+
+class Chance:
+    """A service under commands drawn by `seed`: streams that are read or left, and changes of all kinds and fates."""
+
+    def __init__(self, world, seed):
+        self.world, self.draw = world, random.Random(seed)
+        self.streams, self.changes, self.outcomes = [], [], []
+
+    async def go(self, num_commands):
+        commands = (self.open, self.open, self.read, self.leave, self.load, self.unload, self.rest)
+        for _ in range(num_commands):
+            await self.draw.choice(commands)()
+            self.check()
+        for stream in self.streams:
+            self.outcomes.append(await self.ended(stream))
+        for change in self.changes:
+            self.outcomes.append(await self.ended(change))
+
+    def check(self):
+        serves = self.world.lifecycle.state is State.SERVING
+        assert bool(self.world.served) is serves, "a model is told of if and only if one serves"
+        assert sum(llm is not None for llm in self.world.script.made) <= 3
+
+    async def ended(self, events):
+        try:
+            if asyncio.isfuture(events):
+                return (await events).state
+            return "ok" if [event async for event in events] else "read before"
+        except ServiceError as error:
+            return error.kind.value
+
+    async def open(self):
+        self.streams.append(self.world.stream(self.draw.randint(1, 60)))
+        await self.pull(self.streams[-1])
+
+    async def pull(self, stream):
+        try:
+            await anext(stream, None)
+        except ServiceError as error:
+            self.outcomes.append(error.kind.value)
+
+    async def read(self):
+        if self.streams:
+            await self.pull(self.draw.choice(self.streams))
+
+    async def leave(self):
+        if self.streams:
+            await self.streams.pop(self.draw.randrange(len(self.streams))).aclose()
+
+    async def load(self):
+        options = {"drain_first": self.draw.choice([None, False, True]), "grace_s": self.draw.choice([None, 0, 0.02])}
+        if self.draw.random() < 0.3:
+            fault = self.draw.choice([ConfigError("wrong; mend it."), RuntimeError("a fault"), MemoryError()])
+            self.world.script.steps["bad"] = [fault] * 2
+            self.changes.append(self.world.begun("bad", **options))
+        else:
+            self.changes.append(self.world.begun(self.draw.choice(["one", "two", ""]), **options))
+        await asyncio.sleep(0)
+
+    async def unload(self):
+        call = UnloadCall(self.draw.choice([None, 0, 0.02]))
+        self.changes.append(asyncio.ensure_future(self.world.service.unload_model(call, ADMIN)))
+        await asyncio.sleep(0)
+
+    async def rest(self):
+        await asyncio.sleep(self.draw.uniform(0, 0.03))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_calls_and_changes_end_and_one_model_is_left(seed, no_logs):
+    async def scene():
+        async with serving() as world:
+            chance = Chance(world, seed)
+            await chance.go(80)
+            await world.settled()
+            assert set(chance.outcomes) <= {
+                *("ok", "read before", "serving", "unloaded", "unavailable", "conflict", "invalid", "internal"),
+                *("loading", "warming"),
+            }
+            assert world.service.num_calls == 0
+            await world.load("two")
+            await world.settled()
+            assert world.served == ["two"] and await world.answer() == "abc"
+            gc.collect()
+            assert sum(llm is not None for llm in world.script.made) == 1
+            assert sum(thread.name == "engine" for thread in threading.enumerate()) == 1
+            assert all(change.freed for change in world.changes)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
