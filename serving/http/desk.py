@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from serving.core.api import AbstractCalls, AbstractService
 from serving.core.lifecycle import Lifecycle
 from serving.http.calls import CallsInFlight
+from serving.http.room import Room
 from serving.http.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Desk:
     """`version` is what the server says of itself. `metrics()` gives the exposition and its content type, `stats()` the
     engine's figures, None before there is a model. `loading()` is how far a model on its way has come, as `/v1/stats`
-    tells it, None where none is. `calls` are those under way."""
+    tells it, None where none is. `calls` are those under way, `room` is what their bodies share."""
 
     service: AbstractService
     lifecycle: Lifecycle
@@ -28,6 +29,7 @@ class Desk:
     stats: "Callable[[], EngineStats | None]" = lambda: None
     loading: Callable[[], Mapping[str, Any] | None] = lambda: None
     calls: CallsInFlight = field(default_factory=CallsInFlight)
+    room: Room = field(default_factory=Room)
     pin: AbstractCalls | None = None
 
     @property
