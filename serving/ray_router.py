@@ -18,6 +18,7 @@ class PrefixRouter(RequestRouter):
     """One for each handle, on the handle's own event loop: what two handles know is two tables."""
 
     def initialize_state(self, **settings: Any) -> None:
+        """Nothing; an empty table, of `RoutingSettings` by name."""
         self._table = PrefixTable(RoutingSettings(**settings))
         # Of calls under way, by Serve's id and the replica, since one that was refused is sent again elsewhere.
         self._calls: set[tuple[str, ReplicaID]] = set()
@@ -35,6 +36,7 @@ class PrefixRouter(RequestRouter):
         return [[there[name]] for name in self._table.ranked(_links(pending_request), there, loads)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Nothing; the replica now has the prompt of this call."""
         call = pending_request.metadata.internal_request_id, replica_id
         self._table.began(replica_id, _links(pending_request))
         if call in self._early:
@@ -44,6 +46,7 @@ class PrefixRouter(RequestRouter):
             self._calls.add(call)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Nothing; the call weighs on its replica no more."""
         call = internal_request_id, replica_id
         if call in self._calls:
             self._calls.remove(call)
@@ -52,10 +55,12 @@ class PrefixRouter(RequestRouter):
             self._early.append(call)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Nothing; the table knows these replicas and no others."""
         self._table.set_replicas(replica.replica_id for replica in replicas)
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Nothing; what the replica had is gone."""
         self._table.drop(replica_id)
         super().on_replica_actor_died(replica_id)
 
