@@ -54,8 +54,13 @@ def chat_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[
 
     An answer without a limit runs to the context's end, as with OpenAI. Raises `RequestError`.
     """
+    others = {name: value for name, value in body.items() if name != "messages"}
+    return chat_messages(body.get("messages")), chat_params(others, defaults)
+
+
+def chat_params(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of such a body without its messages."""
     asked = _present(body)
-    messages = chat_messages(asked.pop("messages", None))
     if "max_completion_tokens" in asked:
         asked["max_tokens"] = asked.pop("max_completion_tokens")
     wanted, top = asked.pop("logprobs", False), asked.pop("top_logprobs", None)
@@ -71,7 +76,7 @@ def chat_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[
         )
     if wanted:
         asked["logprobs"] = top or 0
-    return messages, _params(asked, {"max_tokens": None, **defaults})
+    return _params(asked, {"max_tokens": None, **defaults})
 
 
 def chat_messages(given: Any) -> Messages:
@@ -94,7 +99,7 @@ def completions_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     """All that a /v1/completions body asks for. Raises `RequestError`."""
     asked = _present(body)
     given = asked.pop("prompt", None)
-    several = isinstance(given, list) and any(isinstance(one, str | list) for one in given)
+    several = isinstance(given, list) and not {str, list}.isdisjoint(map(type, given))
     prompts = tuple(map(checked_prompt, given)) if several else (checked_prompt(given),)
     if len(prompts) > MAX_PROMPTS:
         raise RequestError(f"{len(prompts)} prompts are over the limit of {MAX_PROMPTS}; send fewer.", "prompt")
@@ -143,11 +148,12 @@ def checked_prompt(prompt: Any) -> str | list[int]:
         raise RequestError(
             f"prompt={_short(prompt)} is neither a text nor a list of token ids; give one of these.", "prompt"
         )
-    for token in prompt:
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise RequestError(
-                f"prompt holds {_short(token)}, which is no token id; give one prompt for each request.", "prompt"
-            )
+    # There may be millions of ids: not a step of Python for each.
+    if set(map(type, prompt)) - {int}:
+        wrong = next(token for token in prompt if type(token) is not int)
+        raise RequestError(
+            f"prompt holds {_short(wrong)}, which is no token id; give one prompt for each request.", "prompt"
+        )
     return prompt
 
 

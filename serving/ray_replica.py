@@ -14,8 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.llm_config import LLMConfig
+from metrale_jax.progress import Progress
 from serving.asgi_tunnel import Asked, Head, answered
 from serving.config import ServeConfig
+from serving.core.catalog import Wanted
 from serving.core.gate import Gate
 from serving.core.journal import Journal, write_all
 from serving.core.keys import KeyRing
@@ -105,13 +107,13 @@ class Replica:
             raise self._mistake
         self.check_health()
 
-    def _load(self) -> "LLM":
+    def _load(self, wanted: Wanted, progress: Progress) -> "LLM":
         """The model, in the engine's thread."""
         from metrale_jax.llm import LLM
 
         options = {field.name: getattr(self._llm_config, field.name) for field in fields(self._llm_config)}
         try:
-            llm = LLM(self._config.model, on_finish=RequestHistograms(self._registry), **options)
+            llm = LLM(self._config.model, progress=progress, on_finish=RequestHistograms(self._registry), **options)
         except MetraleError as error:
             self._mistake = error
             raise

@@ -10,22 +10,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.llm_config import checked_limits
+from metrale_jax.progress import Progress
+from serving.core.catalog import Wanted
+from serving.core.errors import Kind
 from serving.core.front import AbstractFront
 from serving.core.gate import Gate
 from serving.core.journal import Journal, write_all
 from serving.core.keys import KeyRing
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
-from serving.core.records import CallRecord
+from serving.core.records import CallRecord, ChangeRecord
 from serving.core.service import Parts, Service
 from serving.core.tracing import Tracing, open_tracing
-from serving.derived_settings import exposed, grpc_settings, http_settings, llm_settings, service_settings
+from serving.derived_settings import catalog, exposed, grpc_settings, http_settings, service_settings
 from serving.fronts import Fronts
 from serving.grpc.server import make_server
 from serving.http.desk import Desk
@@ -72,7 +75,7 @@ class _Server:
     """Its parts, and what befell it: the signals that came, why the engine failed, what was wrong with the model."""
 
     def __init__(self, resolved: Resolved, journal: Journal, tracing: Tracing):
-        self._config, self._llm_config, self._journal = resolved.serve, llm_settings(resolved), journal
+        self._config, self._catalog, self._journal = resolved.serve, catalog(resolved), journal
         config = self._config
         self._keys = KeyRing.open(config.key_file) if config.key_file else KeyRing.anonymous(config.anonymous_limits)
         self._lifecycle, self._registry = Lifecycle(), CollectorRegistry()
@@ -82,7 +85,11 @@ class _Server:
         self._registry.register(ServiceCollector(self._lifecycle, meter, gate))
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
-        self._parts = Parts(self._keys, meter, gate, self._lifecycle, self._observe, tracing)
+        self._histograms, figures = RequestHistograms(self._registry), EngineCollector()
+        self._registry.register(figures)
+        self._parts = Parts(
+            self._keys, meter, gate, self._lifecycle, self._observe, tracing, changed=self._changed, figures=figures
+        )
         self._signals: list[signal.Signals] = []
         self._has_served = self._failed = False
         self._mistake: MetraleError | None = None
@@ -94,7 +101,7 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._hear, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        service = Service(self._load, service_settings(self._config), self._parts)
+        service = Service(self._load, service_settings(self._config), self._parts, self._catalog)
         fronts = self._fronts(service)
         self._lifecycle.listen(partial(self._moved, loop, fronts))
         with ExitStack() as stack:
@@ -121,7 +128,9 @@ class _Server:
             fronts["grpc"] = make_server(service, grpc_settings(config, own_version))
         if config.http_port is not None:
             metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
-            desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats)
+            desk = Desk(
+                service, self._lifecycle, http_settings(config), own_version, metrics, stats, partial(_stage, service)
+            )
             fronts["http"] = make_http_server(desk)
         return Fronts(fronts)
 
@@ -140,22 +149,39 @@ class _Server:
         at_once.cancel()
         await asyncio.gather(draining, at_once, return_exceptions=True)
 
-    def _load(self) -> "LLM":
-        """The model, in the engine's thread."""
+    def _load(self, wanted: Wanted, progress: Progress) -> "LLM":
+        """A model, in its engine's thread."""
         from metrale_jax.llm import LLM
 
-        options = {field.name: getattr(self._llm_config, field.name) for field in fields(self._llm_config)}
+        options = {field.name: getattr(wanted.config, field.name) for field in fields(wanted.config)}
         try:
-            llm = LLM(self._config.model, on_finish=RequestHistograms(self._registry), **options)
+            return LLM(wanted.source, progress=progress, on_finish=self._histograms, **options)
         except MetraleError as error:
-            self._mistake = error
+            if not self._has_served:
+                self._mistake = error
             raise
-        self._registry.register(EngineCollector(llm.stats))
-        return llm
 
     def _observe(self, record: CallRecord) -> None:
         self._count(record)
         self._journal(record)
+
+    def _changed(self, record: ChangeRecord) -> None:
+        self._count.change(record)
+        fault = record.outcome == Kind.INTERNAL.value or not record.freed
+        level = "error" if fault else "info" if record.outcome == "ok" else "warning"
+        retired = {"calls_ended": record.calls_ended, "freed": record.freed} if record.action == "retire" else {}
+        self._journal.event(
+            "model",
+            level,
+            action=record.action,
+            model=record.model,
+            key=record.key_id,
+            peer=record.peer,
+            outcome=record.outcome,
+            detail=record.detail,
+            seconds=round(record.seconds, 3),
+            **retired,
+        )
 
     def _moved(self, loop: asyncio.AbstractEventLoop, fronts: Fronts, state: State, reason: str) -> None:
         """Any thread may come here."""
@@ -211,6 +237,11 @@ def _logging_to(journal: Journal) -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
+
+
+def _stage(service: Service) -> dict[str, Any] | None:
+    stage = service.stage
+    return None if stage is None else {"stage": stage.name, "done": stage.done, "total": stage.total}
 
 
 def _address(host: str, port: int) -> str:

@@ -72,8 +72,8 @@ def body_faults() -> Iterator[None]:
 
 def label_of(desk: Desk, name: str, model: str) -> Label:
     """What an answer says of itself."""
-    model = model or "".join(card.id for card in desk.service.models()[:1])
-    return Label(name, int(time.time()), model, lambda token: desk.service.token_text(token)[1])
+    model = model or "".join(card.id for card in desk.model.models()[:1])
+    return Label(name, int(time.time()), model, lambda token: desk.model.token_text(token)[1])
 
 
 def finish_reason(result: GenerationResult) -> str:
@@ -108,7 +108,7 @@ async def merged(desk: Desk, calls: Sequence[GenerateCall], caller: Caller) -> A
 
     Raises the first error of any, once the others are ended.
     """
-    streams = [desk.service.generate(call, caller) for call in calls]
+    streams = [desk.model.generate(call, caller) for call in calls]
     if len(streams) == 1:
         async with aclosing(streams[0]) as events:
             async for event in events:

@@ -36,9 +36,9 @@ async def embed(desk: Desk, asked: Asked) -> Response:
         encoding, pooling = _one_of(body, "encoding_format", FORMATS), _one_of(body, "pooling", POOLINGS)
         normalize = switch(body, "normalize", True)
         inputs = _inputs(body.get("input"), switch(body, "add_special_tokens", True))
-        dimensions = _dimensions(body, min((card.embedding_width for card in desk.service.models()), default=0))
+        dimensions = _dimensions(body, min((card.embedding_width for card in desk.model.models()), default=0))
     call = EmbedCall(inputs, pooling, normalize, asked.info(model))
-    found = await desk.service.embed(call, asked.caller)
+    found = await desk.model.embed(call, asked.caller)
     data = []
     for index, one in enumerate(found):
         vector = np.asarray(one.vector, np.float32)[:dimensions]

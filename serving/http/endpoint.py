@@ -19,6 +19,7 @@ from serving.http.callers import caller_of, peer_of, request_id_of, timeout_of
 from serving.http.calls import Call
 from serving.http.desk import Desk
 from serving.http.errors import OPENAI, ErrorForm, spelt
+from serving.http.room import Place
 from serving.http.sending import JSON, Outgoing
 
 
@@ -64,10 +65,11 @@ class Endpoint:
                 async with Call(desk.calls, desk.settings.max_calls) as call:
                     asked = await self._asked(scope, headers, body, out)
                     call.watch(receive)
-                    answer = await self.handle(desk, asked)
+                    answer = await self.handle(desk.pinned(), asked)
                     await answer(scope, receive, out)
         except ServiceError as error:
-            desk.service.refused(self.name, peer_of(scope), error)
+            if not error.recorded:
+                desk.service.refused(self.name, peer_of(scope), error)
             closing = {}
             if body.pending and not out.begun:
                 await body.read_away()
@@ -82,7 +84,8 @@ class Endpoint:
         timeout_s, read = timeout_of(headers), {}
         if self.has_body:
             settings = self.desk.settings
-            read = await decoded(await body.read(settings.max_body_bytes, settings.body_s), headers)
+            with Place(self.desk.room, settings.max_bodies_bytes) as place:
+                read = await decoded(await body.read(settings.max_body_bytes, settings.body_s, place), headers)
         path, query = scope.get("path_params", {}), QueryParams(scope["query_string"])
         return Asked(caller, out.request_id, timeout_s, self.name, read, path, query, headers)
 

@@ -73,6 +73,10 @@ def test_variables_are_read_by_the_type_of_their_setting():
         ({}, {"tls_certificate": "k"}, "tls_certificate is given without tls_key"),
         ({}, {"tls_client_ca": "k"}, "without tls_certificate"),
         ({}, {"key_file": "k", "anonymous_max_concurrent": 1}, "anonymous_*"),
+        ({}, {"allow_model_changes": True}, "without a key_file"),
+        ({}, {"allowed_models": "a"}, "without allow_model_changes"),
+        ({}, {"allow_model_changes": True, "key_file": "k", "allowed_models": "a,smollm2-135m"}, "own name"),
+        ({}, {"allow_model_changes": True, "key_file": "k", "allowed_models": "a=b,"}, "allowed_models='a=b,'"),
     ],
 )
 def test_a_mistake_is_told_with_its_name(environment, file, words):

@@ -8,7 +8,7 @@ import pytest
 from metrale_jax.core.errors import ConfigError
 from serving.config import ServeConfig
 from serving.core.service import ServiceSettings
-from serving.derived_settings import exposed, grpc_settings, llm_settings, service_settings
+from serving.derived_settings import catalog, exposed, grpc_settings, llm_settings, service_settings
 from serving.grpc.settings import GrpcSettings, TlsSettings
 from serving.settings_sources import resolve
 
@@ -45,12 +45,32 @@ def test_what_is_set_reaches_its_part(tmp_path):
         log_prompts=True,
         warm_up=False,
         prepare_threads=3,
+        load_after_s=10.0,
     )
     tls = TlsSettings(b"certificate", b"key", b"ca")
     assert grpc_settings(config, "v") == GrpcSettings("::1", 7, tls, 3 << 20, 3 << 20, 1, 2, 3, 4, 5, False, True, "v")
-    assert service_settings(config) == ServiceSettings("smollm2-135m", 6.0, 7.0, 8.0, 9.0, True, False, 3)
+    assert service_settings(config) == ServiceSettings("smollm2-135m", 6.0, 7.0, 8.0, 9.0, True, False, 3, 10.0)
     with pytest.raises(ConfigError, match="tls_key"):
         grpc_settings(ServeConfig(tls_certificate=tmp_path / "certificate", tls_key=tmp_path / "none"), "v")
+
+
+def test_models_that_there_may_be_are_those_that_the_operator_named():
+    told = {
+        "model": "/m/a",
+        "key_file": "k",
+        "allow_model_changes": True,
+        "allowed_models": "b = /m/b, c",
+        "dtype": "float16",
+    }
+    made = catalog(resolve(told, {}, {}))
+    assert (made.names, made.allow_changes) == (("/m/a", "b", "c"), True)
+    assert (made.first.source, made.first.config.dtype, dict(made.others)) == (
+        "/m/a",
+        "float16",
+        {"b": "/m/b", "c": "c"},
+    )
+    alone = catalog(resolve({"served_name": "x"}, {}, {}))
+    assert (alone.names, alone.allow_changes, alone.first.source) == (("x",), False, "smollm2-135m")
 
 
 def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path):

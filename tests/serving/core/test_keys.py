@@ -31,6 +31,14 @@ def ring(tmp_path, more=""):
     return KeyRing.open(written(tmp_path, entry("alice", ALICE, more) + entry("bob", BOB)))
 
 
+def test_only_who_is_called_admin_may_change_models(tmp_path):
+    keys = ring(tmp_path, "admin = true")
+    assert keys.authenticate(ALICE, "").admin and not keys.authenticate(BOB, "").admin
+    assert not KeyRing.anonymous().authenticate(None, "127.0.0.1").admin
+    with pytest.raises(ConfigError, match="admin is not true or false"):
+        ring(tmp_path, 'admin = "yes"')
+
+
 def test_a_token_is_its_holder_and_other_ones_are_nobody(tmp_path):
     keys = ring(tmp_path, "requests_per_minute = 3\nmax_concurrent = 2")
     caller = keys.authenticate(ALICE, "ipv4:1.2.3.4:5")

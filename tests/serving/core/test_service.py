@@ -46,7 +46,7 @@ class World:
         self.meter = Meter(keys.limits_of, loop.time)
         self.gate = Gate(*gate, loop.time)
         parts = Parts(keys, self.meter, self.gate, self.lifecycle, self.records.append, Tracing())
-        self.service = Service(lambda: llm, ServiceSettings("fake", **settings), parts)
+        self.service = Service(lambda wanted, progress: llm, ServiceSettings("fake", **settings), parts)
 
     def held(self):
         return self.meter.num_open, self.gate.num_waiting, self.service.num_calls

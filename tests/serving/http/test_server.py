@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import socket
 
 import httpx
 import pytest
@@ -154,6 +155,17 @@ def test_a_port_that_is_taken_is_told():
             settings = HttpSettings(port=world.front.port)
             with pytest.raises(ConfigError, match=f"http_port={world.front.port}"):
                 await make_http_server(Desk(ScriptedService(), Lifecycle(), settings)).start()
+
+    run(act())
+
+
+def test_tokens_do_not_wait_for_the_client_to_acknowledge_those_before():
+    async def act():
+        async with fronted(ScriptedService()) as world:
+            await world.client.get("/health")
+            [connection] = world.front._connections._open
+            accepted = connection.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     run(act())
 
