@@ -172,18 +172,17 @@ async def _chunks(work: _Work) -> AsyncIterator[bytes]:
                     yield _chunk(work, _piece(work, told, index, event))
             else:
                 told.usage.add(place, event.result)
-                reason = finish_reason(event.result)
-                yield _chunk(work, {"index": index, "text": "", "logprobs": None, "finish_reason": reason})
+                yield _chunk(work, _piece(work, told, index, Delta(event.index), finish_reason(event.result)))
     if work.streaming.usage:
         yield data(_object(work, []) | {"usage": told.usage.object()})
     yield DONE
 
 
-def _piece(work: _Work, told: _Streamed, index: int, delta: Delta) -> dict[str, Any]:
+def _piece(work: _Work, told: _Streamed, index: int, delta: Delta, reason: str | None = None) -> dict[str, Any]:
     logprobs = None
     if delta.logprobs:
         logprobs = told.columns.setdefault(index, LogprobColumns(work.label)).of(delta.logprobs)
-    piece = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": None}
+    piece = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": reason}
     return piece | ({"token_ids": list(delta.token_ids)} if work.with_ids else {})
 
 

@@ -67,7 +67,8 @@ class Endpoint:
                     answer = await self.handle(desk, asked)
                     await answer(scope, receive, out)
         except ServiceError as error:
-            desk.service.refused(self.name, peer_of(scope), error)
+            if not error.recorded:
+                desk.service.refused(self.name, peer_of(scope), error)
             closing = {}
             if body.pending and not out.begun:
                 await body.read_away()
