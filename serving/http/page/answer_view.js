@@ -121,8 +121,8 @@ function drawWords(message, { words, thought, thinking }, whole) {
 
 function drawFacts(message, { facts }) {
   const tokens = tokenCount(message);
-  const { first = 0, whole = 0 } = message.times ?? {};
-  const pace = tokens > 1 && whole > first ? `${rate((tokens - 1) / ((whole - first) / 1000))} tokens/s` : "";
+  const { first = 0, whole: last = 0 } = message.times ?? {};
+  const pace = tokens > 1 && last > first ? `${rate((tokens - 1) / ((last - first) / 1000))} tokens/s` : "";
   const seed = message.asked?.seed;
   const told = [
     seed === undefined ? "" : `seed ${seed}`,
@@ -131,7 +131,9 @@ function drawFacts(message, { facts }) {
     message.times ? `first after ${seconds(first / 1000)}` : "",
     ENDS[message.state] ?? "",
   ];
-  say(facts, message.fault && !begun(message) ? "" : told.filter(Boolean).join(" · "));
+  // A number and its unit stay on one line.
+  const parts = told.filter(Boolean).map((one) => one.replaceAll(" ", "\u00a0"));
+  say(facts, message.fault && !begun(message) ? "" : parts.join(" · "));
 }
 
 function drawCalls(message, place) {

@@ -4,6 +4,7 @@
 import { byId } from "./dom.js";
 
 const ROOM = { chats: "(min-width: 62rem)", panel: "(min-width: 80rem)" };
+const ROLES = { chats: "navigation", panel: "complementary" };
 const BEHIND = ["bar", "main", "chats", "panel"];
 
 /** Lets the columns be opened and closed. Gives a function that shows one of them, if it is hidden. */
@@ -26,16 +27,22 @@ export function openDrawers() {
 
 function open(id) {
   if (matchMedia(ROOM[id]).matches || isOpen(id)) return;
-  byId(id).classList.add("open");
+  const drawer = byId(id);
+  drawer.classList.add("open");
+  drawer.setAttribute("role", "dialog");
+  drawer.setAttribute("aria-modal", "true");
   byId(`open-${id}`).setAttribute("aria-expanded", "true");
   for (const other of BEHIND) byId(other).inert = other !== id;
   document.body.classList.add("drawn");
-  byId(id).querySelector("[data-close]").focus();
+  drawer.querySelector("[data-close]").focus();
 }
 
 function close(id, giveBack = true) {
   if (!isOpen(id)) return;
-  byId(id).classList.remove("open");
+  const drawer = byId(id);
+  drawer.classList.remove("open");
+  drawer.setAttribute("role", ROLES[id]);
+  drawer.removeAttribute("aria-modal");
   byId(`open-${id}`).setAttribute("aria-expanded", "false");
   for (const other of BEHIND) byId(other).inert = false;
   document.body.classList.remove("drawn");

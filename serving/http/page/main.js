@@ -47,10 +47,11 @@ const live = new Live(
     const was = state;
     state = now;
     showState(now, stats);
+    const isOther = Boolean(stats?.model) && stats.model.id !== card?.id;
     if (stats?.model) card = stats.model;
     if (now !== "locked" && now !== "unreachable") byId("key-form").hidden = true;
     if (was && was !== now) announce(`The server: ${byId("state-text").textContent}.`);
-    if (now === "serving" && was !== now) listModels();
+    if (isOther || (now === "serving" && was !== now)) listModels();
     showContext();
   },
   () => askForKey(key() ? "The server does not know this key." : ""),

@@ -20,6 +20,7 @@ export function showProbabilities(place, textOf) {
   const box = byId("probabilities");
   let shown = null;
   let leaving = 0;
+  const pointer = { x: Number.NaN, y: Number.NaN };
 
   const hide = () => {
     clearTimeout(leaving);
@@ -50,9 +51,12 @@ export function showProbabilities(place, textOf) {
 
   place.addEventListener("pointerover", (event) => {
     const token = tokenOf(event);
-    if (token) show(token);
+    // Text that came to lie under a pointer at rest was not pointed at.
+    const rests = event.screenX === pointer.x && event.screenY === pointer.y;
+    if (token && !rests) show(token);
     else if (shown && shown !== document.activeElement) hideSoon();
   });
+  addEventListener("pointermove", ({ screenX, screenY }) => Object.assign(pointer, { x: screenX, y: screenY }));
   place.addEventListener("pointerleave", hideSoon);
   // Who goes on to the figures themselves wants to read them.
   box.addEventListener("pointerenter", () => clearTimeout(leaving));

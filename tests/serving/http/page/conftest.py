@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.serving.http.page.fake_api import FakeServer
 
@@ -17,7 +17,8 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 ).split()
 WIDE, PHONE = {"width": 1360, "height": 850}, {"width": 375, "height": 667}
-TIMEOUT_MS = 15_000
+# A busy machine may take its time; what is right does not wait for it.
+TIMEOUT_MS = 30_000
 # Put into each page before its own scripts: the policy's violations, and how it laid out.
 WATCH = """
 window.violations = [];
@@ -66,6 +67,7 @@ def browser() -> Iterator[Browser]:
     """One for a module: its event loop would be in the way of others' tests."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     assert path, "there is no Chromium; `make .venv/.browser` installs it"
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser

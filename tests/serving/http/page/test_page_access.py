@@ -172,7 +172,7 @@ EXCESS = """() => {
 
 
 def test_nothing_is_wider_than_the_screen(opened, server):
-    page, watched = opened()
+    page, watched = opened(reduced_motion="reduce")
     watched.statuses.add(429)
     server.script.append(Say(["w" * 3000, " ", "https://" + "long/" * 200, "\n\n```\n" + "x" * 500 + "\n```\n"]))
     send(page, "u" * 500)
@@ -184,7 +184,6 @@ def test_nothing_is_wider_than_the_screen(opened, server):
         for drawer in ("chats", "panel"):
             if page.locator(f"#open-{drawer}").is_visible():
                 page.click(f"#open-{drawer}")
-                page.wait_for_timeout(250)
                 assert page.evaluate(EXCESS) == {}, f"with {drawer} at a width of {width}"
                 page.keyboard.press("Escape")
 

@@ -23,7 +23,7 @@ def settled(page: Page, count: int) -> None:
 
 def until(page: Page, holds) -> None:
     """Waits for something on the server's side."""
-    for _ in range(1500):
+    for _ in range(3000):
         if holds():
             return
         page.wait_for_timeout(10)

@@ -41,6 +41,20 @@ def test_the_figures_stay_while_the_pointer_goes_to_them_and_escape_hides_them(p
     expect(page.locator(BOX)).to_be_hidden()
 
 
+def test_text_that_comes_to_lie_under_a_resting_pointer_shows_nothing(page, server):
+    answer = Say(["Ships", " see", " it", *["\n\nmore"] * 40], pause_after=3)
+    server.script.append(answer)
+    send(page, "why?")
+    box = page.locator(".token", has_text="see").bounding_box()
+    page.mouse.move(box["x"] + 5, box["y"] + 60)
+    answer.go.set()
+    settled(page, 1)
+    page.wait_for_timeout(300)
+    expect(page.locator(BOX)).to_be_hidden()
+    page.locator(".token", has_text="more").last.hover()
+    expect(page.locator(BOX)).to_be_visible()
+
+
 def test_arrow_keys_go_from_token_to_token(page, server):
     server.script.append(Say(["Ships", " see", " it"]))
     send(page, "why?")

@@ -202,6 +202,16 @@ def test_a_model_without_snapshots_or_drafts_has_no_such_figures(page, server):
     expect(page.locator("#figures")).not_to_contain_text("Drafts")
 
 
+def test_another_model_in_the_place_of_the_first_is_named_and_asked_for(page, server):
+    expect(page.locator("#model-name")).to_have_text("fake-1b")
+    server.models = [{**STATS["model"], "id": "next-2b", "fingerprint": "beef"}]
+    server.stats = {**STATS, "model": server.models[0]}
+    expect(page.locator("#model-name")).to_have_text("next-2b")
+    send(page, "you there")
+    settled(page, 1)
+    assert server.bodies[0]["model"] == "next-2b"
+
+
 def test_a_page_that_nobody_looks_at_asks_for_nothing(page, server):
     expect(page.locator("#state-text")).to_have_text("serving")
     page.evaluate(
