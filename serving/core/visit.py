@@ -81,8 +81,9 @@ class Visit(AbstractReceiver):
         self._span.__enter__()
         try:
             desk.lifecycle.refuse_unless_serving()
-            self._permit = desk.meter.admit(self._caller.key_id, self._guessed)
-            if arrival.queues:
+            if not info.background:
+                self._permit = desk.meter.admit(self._caller.key_id, self._guessed)
+            if arrival.queues and not info.background:
                 self._place = desk.gate.enter(self._guessed, info.timeout_s)
         except ServiceError as error:
             self._leave(error)
@@ -120,7 +121,8 @@ class Visit(AbstractReceiver):
         """Gives the engine its order when its turn comes; so many answers (or one set of vectors) are to come."""
         params = self._arrival.params
         async with self._in_time():
-            taking = self._desk.turns.take(self._caller.key_id, params.priority if params else 0, num_answers)
+            priority = params.priority if params else 0
+            taking = self._desk.turns.take(self._caller.key_id, priority, num_answers, self._info.background)
             self._turn = await taking
         self._num_left = self._num_answers = num_answers
         self._ordered_s = self._desk.clock() - self._arrived
