@@ -15,7 +15,8 @@ PORTS = ("grpc_port", "http_port", "side_port")
 FRONTS = PORTS[:2]
 MAX_MESSAGE_MIB = 2047
 ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
-MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads")
+STORED = ("max_file_mib", "max_stored_mib", "keep_files_h", "max_batch_lines")
+MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads", *STORED)
 ABOVE_ZERO = ("keepalive_s", "keepalive_timeout_s", "min_ping_interval_s")
 
 
@@ -36,6 +37,10 @@ class ServeConfig:
     compiles, ends the server. `warm_up` compiles all that a load can need before the first call is taken;
     `keep_programs` keeps compiled programs, in `compile_cache` or the cache directory of the command line.
     `prepare_threads` tokenize. `log_prompts` puts prompts and whole error messages into the log.
+    Files and batches of HTTP's callers are kept in `data_dir`, by none where it is not given. A file has at most
+    `max_file_mib`, those of a key together `max_stored_mib`, and both are kept for `keep_files_h` hours; a batch has at
+    most `max_batch_lines`. Batches have up to `batch_in_flight` answers in the model at a time, by 0 half as many as
+    it can have. They run in the time that live calls leave, and count against no limit of a key but these.
     """
 
     model: str = "smollm2-135m"
@@ -74,6 +79,12 @@ class ServeConfig:
     tracing: bool = False
     log_format: str = "json"
     log_prompts: bool = False
+    data_dir: str | Path | None = None
+    max_file_mib: int = 200
+    max_stored_mib: int = 4096
+    keep_files_h: int = 720
+    max_batch_lines: int = 100_000
+    batch_in_flight: int = 0
 
     def __post_init__(self):
         refuse_wrong_types(self)
@@ -102,6 +113,8 @@ class ServeConfig:
             raise ConfigError(f"{' and '.join(FRONTS)} are both not set, so that nobody could call; give one.")
         if self.allowed_origins is not None and self.http_port is None:
             raise ConfigError("allowed_origins is given without http_port; give http_port too, or leave it out.")
+        if self.data_dir is not None and self.http_port is None:
+            raise ConfigError("data_dir is given without http_port; give http_port too, or leave it out.")
         for origin in self.origins:
             if not ORIGIN.fullmatch(origin):
                 raise ConfigError(f"allowed_origins has {origin!r}, which is no origin; write https://host:port, or *.")

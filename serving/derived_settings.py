@@ -13,6 +13,7 @@ from serving.core.tls import TlsSettings
 from serving.grpc.settings import MIB, GrpcSettings
 from serving.http.settings import HttpSettings
 from serving.settings_sources import Resolved
+from serving.store.settings import StoreSettings
 
 
 def service_settings(config: ServeConfig) -> ServiceSettings:
@@ -56,6 +57,18 @@ def http_settings(config: ServeConfig) -> HttpSettings:
         tls=_tls(config),
         max_body_bytes=config.max_message_mib * MIB,
         allowed_origins=config.origins,
+    )
+
+
+def store_settings(config: ServeConfig) -> StoreSettings | None:
+    """Those of where files and batches are kept; None where none are."""
+    if config.data_dir is None:
+        return None
+    return StoreSettings(
+        directory=Path(config.data_dir),
+        max_file_bytes=config.max_file_mib * MIB,
+        max_owner_bytes=config.max_stored_mib * MIB,
+        keep_s=config.keep_files_h * 3600,
     )
 
 

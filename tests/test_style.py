@@ -62,6 +62,8 @@ RANKS = {
     "metrale_jax.cli": 11,
     "metrale_jax": 12,
     "serving.core": 11.2,
+    "serving.store": 11.42,
+    "serving.batch": 11.41,
     "serving.openai_body": 11.3,
     "serving.openai_answer": 11.3,
     "serving.grpc": 11.4,

@@ -4,7 +4,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -32,19 +32,30 @@ class IncomingBody:
 
     async def read(self, max_bytes: int, seconds: float) -> bytes:
         """All of it. Raises `ServiceError` for one that is too large, comes too slowly, or breaks off."""
+        whole = bytearray()
+        async for chunk in self.chunks(max_bytes, seconds):
+            whole += chunk
+        return bytes(whole)
+
+    async def chunks(self, max_bytes: int, seconds: float) -> AsyncIterator[bytes]:
+        """The same, as it comes. What its taker does meanwhile does not count. Raises as `read` does."""
         if self._length is not None and self._length > max_bytes:
             raise too_large(max_bytes)
-        whole = bytearray()
-        try:
-            async with asyncio.timeout(seconds):
-                while self.pending:
-                    whole += await self._next()
-                    if len(whole) > max_bytes:
-                        raise too_large(max_bytes)
-        except TimeoutError:
-            message = f"The body was not whole after {seconds:.3g} s; send it faster, or less."
-            raise ServiceError(Kind.TOO_LATE, message) from None
-        return bytes(whole)
+        loop, taken = asyncio.get_running_loop(), 0
+        until_s = loop.time() + seconds
+        while self.pending:
+            try:
+                async with asyncio.timeout_at(until_s):
+                    chunk = await self._next()
+            except TimeoutError:
+                message = f"The body was not whole after {seconds:.3g} s; send it faster, or less."
+                raise ServiceError(Kind.TOO_LATE, message) from None
+            came_s = loop.time()
+            taken += len(chunk)
+            if taken > max_bytes:
+                raise too_large(max_bytes)
+            yield chunk
+            until_s += loop.time() - came_s
 
     async def read_away(self) -> None:
         """Takes what is still on its way, within bounds, and forgets it."""

@@ -12,12 +12,14 @@ from serving.http.settings import HttpSettings
 
 if TYPE_CHECKING:
     from metrale_jax.engine.stats import EngineStats
+    from serving.http.batch_work import BatchWork
 
 
 @dataclass(frozen=True)
 class Desk:
     """`version` is what the server says of itself. `metrics()` gives the exposition and its content type, `stats()` the
-    engine's figures, None before there is a model. `calls` are those under way."""
+    engine's figures, None before there is a model. `calls` are those under way.
+    `batches` are those of callers and their files, None where none are kept."""
 
     service: AbstractService
     lifecycle: Lifecycle
@@ -26,3 +28,4 @@ class Desk:
     metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain; charset=utf-8")
     stats: "Callable[[], EngineStats | None]" = lambda: None
     calls: CallsInFlight = field(default_factory=CallsInFlight)
+    batches: "BatchWork | None" = None
