@@ -17,7 +17,8 @@ PORTS = ("grpc_port", "http_port", "side_port")
 FRONTS = PORTS[:2]
 MAX_MESSAGE_MIB = 2047
 ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
-MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads")
+STORED = ("max_file_mib", "max_stored_mib", "keep_files_h", "max_batch_lines")
+MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads", *STORED)
 ABOVE_ZERO = ("keepalive_s", "keepalive_timeout_s", "min_ping_interval_s")
 
 
@@ -42,6 +43,10 @@ class ServeConfig:
     `prepare_threads` tokenize. With `allow_model_changes` keys that the key file calls admin may have the model loaded
     again, or one of `allowed_models` ("name=path, name, ..."; a name alone is an alias or a hub id) in its place; such
     a load is given up after `load_after_s`. `log_prompts` puts prompts and whole error messages into the log.
+    Files and batches of HTTP's callers are kept in `data_dir`, by none where it is not given. A file has at most
+    `max_file_mib`, those of a key together `max_stored_mib`, and both are kept for `keep_files_h` hours; a batch has at
+    most `max_batch_lines`. Batches have up to `batch_in_flight` answers in the model at a time, by 0 half as many as
+    it can have. They run in the time that live calls leave, and count against no limit of a key but these.
     """
 
     model: str = "smollm2-135m"
@@ -85,6 +90,12 @@ class ServeConfig:
     allow_model_changes: bool = False
     allowed_models: str | None = None
     load_after_s: float = 1800.0
+    data_dir: str | Path | None = None
+    max_file_mib: int = 200
+    max_stored_mib: int = 4096
+    keep_files_h: int = 720
+    max_batch_lines: int = 100_000
+    batch_in_flight: int = 0
 
     def __post_init__(self):
         refuse_wrong_types(self)
@@ -115,6 +126,8 @@ class ServeConfig:
             raise ConfigError("allowed_origins is given without http_port; give http_port too, or leave it out.")
         if self.tool_dialect is not None:
             dialect_named(self.tool_dialect)
+        if self.data_dir is not None and self.http_port is None:
+            raise ConfigError("data_dir is given without http_port; give http_port too, or leave it out.")
         for origin in self.origins:
             if not ORIGIN.fullmatch(origin):
                 raise ConfigError(f"allowed_origins has {origin!r}, which is no origin; write https://host:port, or *.")

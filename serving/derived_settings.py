@@ -14,6 +14,7 @@ from serving.core.tls import TlsSettings
 from serving.grpc.settings import MIB, GrpcSettings
 from serving.http.settings import HttpSettings
 from serving.settings_sources import Resolved
+from serving.store.settings import StoreSettings
 
 
 def service_settings(config: ServeConfig) -> ServiceSettings:
@@ -60,6 +61,18 @@ def http_settings(config: ServeConfig) -> HttpSettings:
         allowed_origins=config.origins,
         page=config.page,
         tool_dialect=config.tool_dialect or "",
+    )
+
+
+def store_settings(config: ServeConfig) -> StoreSettings | None:
+    """Those of where files and batches are kept; None where none are."""
+    if config.data_dir is None:
+        return None
+    return StoreSettings(
+        directory=Path(config.data_dir),
+        max_file_bytes=config.max_file_mib * MIB,
+        max_owner_bytes=config.max_stored_mib * MIB,
+        keep_s=config.keep_files_h * 3600,
     )
 
 

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -28,15 +28,24 @@ from serving.core.limits import Meter
 from serving.core.records import CallRecord, ChangeRecord
 from serving.core.service import Parts, Service
 from serving.core.tracing import Tracing, open_tracing
-from serving.derived_settings import catalog, exposed, grpc_settings, http_settings, service_settings
+from serving.derived_settings import (
+    catalog,
+    exposed,
+    grpc_settings,
+    http_settings,
+    service_settings,
+    store_settings,
+)
 from serving.fronts import Fronts
 from serving.grpc.server import make_server
+from serving.http.batch_work import BatchWork
 from serving.http.desk import Desk
 from serving.http.server import make_http_server
 from serving.metrics import CONTENT_TYPE, EngineCollector, RequestHistograms, exposition
 from serving.service_metrics import CallMetrics, ServiceCollector
 from serving.settings_sources import Resolved
 from serving.side_port import SidePort
+from serving.store.store import Store
 
 if TYPE_CHECKING:
     from metrale_jax.llm import LLM
@@ -102,17 +111,26 @@ class _Server:
             loop.add_signal_handler(number, self._hear, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         service = Service(self._load, service_settings(self._config), self._parts, self._catalog)
-        fronts = self._fronts(service)
+        desk = self._desk(service)
+        fronts = self._fronts(service, desk)
         self._lifecycle.listen(partial(self._moved, loop, fronts))
         with ExitStack() as stack:
             side_port = self._open_side_port(stack)
             self._tell_where(await fronts.start(), side_port)
             try:
                 service.start()
+                if desk.batches is not None:
+                    desk.batches.start()
                 await self._stop.wait()
+                if desk.batches is not None:
+                    await desk.batches.stop()
                 await (fronts.drain(FAREWELL_S) if self._failed else self._drain(service, fronts))
             finally:
+                if desk.batches is not None:
+                    await desk.batches.stop()
                 await fronts.stop()
+                if desk.batches is not None:
+                    await desk.batches.store.close()
                 in_hand = self._has_served and not self._failed and not self._at_once.is_set()
                 clean = await service.stop(ENGINE_S if in_hand else NO_WAIT_S)
         if self._mistake is not None:
@@ -121,16 +139,26 @@ class _Server:
         self._journal.event("stopped", status=status)
         return Ending(status, clean)
 
-    def _fronts(self, service: Service) -> Fronts:
+    def _desk(self, service: Service) -> Desk:
+        """Raises `ConfigError` for a directory of files that cannot be used."""
+        config = self._config
+        metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
+        own_version, loading = version("metrale-jax"), partial(_stage, service)
+        desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats, loading)
+        settings = store_settings(config)
+        if settings is None:
+            return desk
+        store = Store(settings, time.time)
+        store.open()
+        work = BatchWork(desk, store, self._keys.caller, config.batch_in_flight, config.max_batch_lines)
+        return replace(desk, batches=work)
+
+    def _fronts(self, service: Service, desk: Desk) -> Fronts:
         config, own_version = self._config, version("metrale-jax")
         fronts: dict[str, AbstractFront] = {}
         if config.grpc_port is not None:
             fronts["grpc"] = make_server(service, grpc_settings(config, own_version))
         if config.http_port is not None:
-            metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
-            desk = Desk(
-                service, self._lifecycle, http_settings(config), own_version, metrics, stats, partial(_stage, service)
-            )
             fronts["http"] = make_http_server(desk)
         return Fronts(fronts)
 

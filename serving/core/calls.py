@@ -39,12 +39,15 @@ class Caller:
 class CallInfo:
     """What goes with every call: the `model` asked for ("" for the one there is), the caller's or a fresh `request_id`,
     the `method` for logs and metrics, and the seconds from now that the caller will wait (None: as long as it takes).
+    Nobody waits for a call in the `background`: its turn comes when no other call waits for one, and it counts neither
+    against the limits of its key nor against those of the queue. Whoever makes such calls bounds how many there are.
     """
 
     model: str = ""
     request_id: str = ""
     method: str = ""
     timeout_s: float | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True)

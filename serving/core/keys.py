@@ -113,6 +113,16 @@ class KeyRing:
             )
         return Caller(key_id=found.id, salt=found.salt, peer=peer, admin=found.admin)
 
+    def caller(self, key_id: str) -> Caller:
+        """Who holds the key of that name, for work that goes on without them. Raises `ServiceError` (UNAUTHENTICATED)
+        for a key that was taken away meanwhile."""
+        if self._anonymous is not None and not key_id:
+            return Caller()
+        for key in self._keys:
+            if key.id == key_id:
+                return Caller(key_id=key.id, salt=key.salt)
+        raise _taken_back()
+
     def limits_of(self, key_id: str) -> KeyLimits:
         """What a key may do. Raises `ServiceError` (UNAUTHENTICATED) for one that was taken away meanwhile."""
         if self._anonymous is not None:
@@ -120,7 +130,11 @@ class KeyRing:
         for key in self._keys:
             if key.id == key_id:
                 return key.limits
-        raise ServiceError(Kind.UNAUTHENTICATED, "the call's key was taken back; send one that the server was given.")
+        raise _taken_back()
+
+
+def _taken_back() -> ServiceError:
+    return ServiceError(Kind.UNAUTHENTICATED, "the call's key was taken back; send one that the server was given.")
 
 
 def _read(path: Path) -> tuple[Key, ...]:

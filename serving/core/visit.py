@@ -77,8 +77,9 @@ class Visit(AbstractReceiver):
         try:
             parts.lifecycle.refuse_unless_serving()
             desk.refuse()
-            self._permit = parts.meter.admit(self._caller.key_id, self._guessed)
-            if arrival.queues:
+            if not info.background:
+                self._permit = parts.meter.admit(self._caller.key_id, self._guessed)
+            if arrival.queues and not info.background:
                 self._place = parts.gate.enter(self._guessed, info.timeout_s)
         except ServiceError as error:
             self._leave(error)
@@ -122,7 +123,8 @@ class Visit(AbstractReceiver):
         """Gives the engine its order when its turn comes; so many answers (or one set of vectors) are to come."""
         params = self._arrival.params
         async with self._in_time():
-            taking = self._desk.turns.take(self._caller.key_id, params.priority if params else 0, num_answers)
+            priority = params.priority if params else 0
+            taking = self._desk.turns.take(self._caller.key_id, priority, num_answers, self._info.background)
             self._turn = await taking
         self._num_left = self._num_answers = num_answers
         self._ordered_s = self._desk.parts.clock() - self._arrived

@@ -17,9 +17,11 @@ from serving.core.errors import ServiceError
 from serving.core.incidents import unforeseen
 from serving.http import (
     admin,
+    batches,
     chat,
     completions,
     embeddings,
+    files,
     messages,
     models,
     openapi,
@@ -34,7 +36,21 @@ from serving.http.desk import Desk
 from serving.http.errors import HttpFault, headers_of, openai_body, spelt, status_of
 from serving.http.sending import JSON, OWN_HEADERS
 
-APIS = (admin, chat, completions, embeddings, messages, models, page, probes, responses, stats, tokens)
+APIS = (
+    admin,
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    messages,
+    models,
+    page,
+    probes,
+    responses,
+    stats,
+    tokens,
+)
 # What records call a method that there is not, whatever it was: names of callers make no series in metrics.
 NO_METHOD = "(none)"
 

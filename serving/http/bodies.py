@@ -4,7 +4,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -50,13 +50,35 @@ class IncomingBody:
                     if len(whole) > LARGE_BYTES:
                         await place.take(max_bytes)
         except TimeoutError:
-            self._is_slow = True
+            late = self._late(seconds)
             if place.is_waiting:
                 message = f"Other bodies took all the room for {seconds:.3g} s; come again in a moment."
                 raise ServiceError(Kind.UNAVAILABLE, message, retry_after_s=NO_ROOM_RETRY_S) from None
-            message = f"The body was not whole after {seconds:.3g} s; send it faster, or less."
-            raise ServiceError(Kind.TOO_LATE, message) from None
+            raise late from None
         return whole
+
+    async def chunks(self, max_bytes: int, seconds: float) -> AsyncIterator[bytes]:
+        """All of it, as it comes. What its taker does meanwhile does not count. Raises as `read` does."""
+        if self._length is not None and self._length > max_bytes:
+            raise too_large(max_bytes)
+        loop, taken = asyncio.get_running_loop(), 0
+        until_s = loop.time() + seconds
+        while self.pending:
+            try:
+                async with asyncio.timeout_at(until_s):
+                    chunk = await self._next()
+            except TimeoutError:
+                raise self._late(seconds) from None
+            came_s = loop.time()
+            taken += len(chunk)
+            if taken > max_bytes:
+                raise too_large(max_bytes)
+            yield chunk
+            until_s += loop.time() - came_s
+
+    def _late(self, seconds: float) -> ServiceError:
+        self._is_slow = True
+        return ServiceError(Kind.TOO_LATE, f"The body was not whole after {seconds:.3g} s; send it faster, or less.")
 
     async def read_away(self) -> None:
         """Takes what is still on its way, within bounds, and forgets it; nothing of what came too slowly."""

@@ -13,13 +13,15 @@ from serving.http.settings import HttpSettings
 
 if TYPE_CHECKING:
     from metrale_jax.engine.stats import EngineStats
+    from serving.http.batch_work import BatchWork
 
 
 @dataclass(frozen=True)
 class Desk:
     """`version` is what the server says of itself. `metrics()` gives the exposition and its content type, `stats()` the
     engine's figures, None before there is a model. `loading()` is how far a model on its way has come, as `/v1/stats`
-    tells it, None where none is. `calls` are those under way, `room` is what their bodies share."""
+    tells it, None where none is. `calls` are those under way, `room` is what their bodies share. `batches` are those of
+    callers and their files, None where none are kept."""
 
     service: AbstractService
     lifecycle: Lifecycle
@@ -30,6 +32,7 @@ class Desk:
     loading: Callable[[], Mapping[str, Any] | None] = lambda: None
     calls: CallsInFlight = field(default_factory=CallsInFlight)
     room: Room = field(default_factory=Room)
+    batches: "BatchWork | None" = None
     pin: AbstractCalls | None = None
 
     @property

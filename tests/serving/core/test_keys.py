@@ -91,7 +91,14 @@ def test_a_key_taken_away_is_nobody_after_a_reload_and_a_mistake_changes_nothing
     keys = ring(tmp_path)
     written(tmp_path, entry("alice", ALICE, "tokens_per_minute = 9"))
     assert keys.reloaded() == 1 and keys.limits_of("alice").tokens_per_minute == 9
-    for refused in (lambda: keys.authenticate(BOB, ""), lambda: keys.limits_of("bob")):
+    assert keys.caller("alice") == keys.authenticate(ALICE, "")
+    for refused in (
+        lambda: keys.authenticate(BOB, ""),
+        lambda: keys.limits_of("bob"),
+        lambda: keys.caller("bob"),
+        lambda: keys.caller(""),
+        lambda: KeyRing.anonymous().caller("alice"),
+    ):
         with pytest.raises(ServiceError) as told:
             refused()
         assert told.value.kind is Kind.UNAUTHENTICATED
