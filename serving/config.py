@@ -8,6 +8,7 @@ from pathlib import Path
 
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.option_types import refuse_wrong_types
+from serving.chat.dialects.registry import dialect_named
 from serving.core.keys import KeyLimits
 
 LOG_FORMATS = ("json", "text")
@@ -27,6 +28,7 @@ class ServeConfig:
     `grpc_port`, HTTP at `http_port`. A front without a port is not there, and 0 takes any free one. Both speak TLS
     where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of `tls_client_ca`, where it
     is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all).
+    `tool_dialect` names how the model writes calls of tools, where its chat template does not tell.
     `/metrics`, `/health` and `/ready` are at `side_host` and `side_port` too.
     `key_file` says who may call (see `serving.core.keys`); without it everybody may, and together they have the limits
     that begin with `anonymous_`. `max_waiting_requests` and `max_waiting_tokens` bound the queue. Calls that name no
@@ -44,6 +46,7 @@ class ServeConfig:
     grpc_port: int | None = 50051
     http_port: int | None = None
     allowed_origins: str | None = None
+    tool_dialect: str | None = None
     side_host: str = "127.0.0.1"
     side_port: int = 0
     key_file: str | Path | None = None
@@ -102,6 +105,8 @@ class ServeConfig:
             raise ConfigError(f"{' and '.join(FRONTS)} are both not set, so that nobody could call; give one.")
         if self.allowed_origins is not None and self.http_port is None:
             raise ConfigError("allowed_origins is given without http_port; give http_port too, or leave it out.")
+        if self.tool_dialect is not None:
+            dialect_named(self.tool_dialect)
         for origin in self.origins:
             if not ORIGIN.fullmatch(origin):
                 raise ConfigError(f"allowed_origins has {origin!r}, which is no origin; write https://host:port, or *.")

@@ -56,6 +56,7 @@ def http_settings(config: ServeConfig) -> HttpSettings:
         tls=_tls(config),
         max_body_bytes=config.max_message_mib * MIB,
         allowed_origins=config.origins,
+        tool_dialect=config.tool_dialect or "",
     )
 
 

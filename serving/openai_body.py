@@ -54,8 +54,13 @@ def chat_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[
 
     An answer without a limit runs to the context's end, as with OpenAI. Raises `RequestError`.
     """
+    others = {name: value for name, value in body.items() if name != "messages"}
+    return chat_messages(body.get("messages")), chat_params(others, defaults)
+
+
+def chat_params(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of such a body without its messages."""
     asked = _present(body)
-    messages = chat_messages(asked.pop("messages", None))
     if "max_completion_tokens" in asked:
         asked["max_tokens"] = asked.pop("max_completion_tokens")
     wanted, top = asked.pop("logprobs", False), asked.pop("top_logprobs", None)
@@ -71,7 +76,7 @@ def chat_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[
         )
     if wanted:
         asked["logprobs"] = top or 0
-    return messages, _params(asked, {"max_tokens": None, **defaults})
+    return _params(asked, {"max_tokens": None, **defaults})
 
 
 def chat_messages(given: Any) -> Messages:

@@ -61,6 +61,7 @@ RANKS = {
     "metrale_jax.training": 10.5,
     "metrale_jax.cli": 11,
     "metrale_jax": 12,
+    "serving.chat": 11.1,
     "serving.core": 11.2,
     "serving.openai_body": 11.3,
     "serving.openai_answer": 11.3,

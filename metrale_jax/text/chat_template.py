@@ -49,6 +49,11 @@ class ChatTemplate:
         """Whether there is any template."""
         return bool(self._sources)
 
+    @property
+    def source(self) -> str:
+        """The sources of all templates, one behind the other: what they mention, models know."""
+        return "\n".join(self._sources.values())
+
     def save(self, directory: Path) -> None:
         """Nothing; `directory` holds the templates in the files that transformers gives them."""
         for name, source in self._sources.items():

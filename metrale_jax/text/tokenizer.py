@@ -146,6 +146,11 @@ class Tokenizer:
         """Whether `apply_chat_template` has a template to work with."""
         return self._chat_template.exists
 
+    @property
+    def chat_template_source(self) -> str:
+        """The sources of its chat templates, one behind the other."""
+        return self._chat_template.source
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -4,6 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 
+from serving.chat.model import ChatModel
 from serving.core.calls import (
     Caller,
     DetokenizeCall,
@@ -50,6 +51,10 @@ class AbstractService(ABC):
     @abstractmethod
     def models(self) -> Sequence[ModelCard]:
         """The models there are; none while one loads."""
+
+    @abstractmethod
+    def chat_model(self) -> ChatModel:
+        """What has to be known of the model to chat with it. Raises `ServiceError` (UNAVAILABLE) while none serves."""
 
     @abstractmethod
     def authenticate(self, token: str | None, peer: str) -> Caller:

@@ -4,6 +4,7 @@
 import time
 from typing import TYPE_CHECKING
 
+from serving.chat.model import ChatModel
 from serving.core.events import ModelCard
 
 if TYPE_CHECKING:
@@ -26,3 +27,12 @@ def model_card(llm: "LLM", name: str) -> ModelCard:
         fingerprint=llm.identity["weights"],
         created=int(time.time()),
     )
+
+
+def chat_model(llm: "LLM") -> ChatModel:
+    """What has to be known of a loaded model to chat with it."""
+    tokenizer = llm.loaded.tokenizer
+    if tokenizer is None:
+        return ChatModel()
+    special = {tokenizer.id_to_token(token): token for token in tokenizer.special_token_ids}
+    return ChatModel(tokenizer.chat_template_source, tokenizer.apply_chat_template, special)

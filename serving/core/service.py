@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from metrale_jax.sampling.params import SamplingParams
+from serving.chat.model import ChatModel
 from serving.core.api import AbstractService
 from serving.core.calls import (
     Caller,
@@ -22,12 +23,14 @@ from serving.core.calls import (
     ScoreCall,
     TokenizeCall,
 )
-from serving.core.cards import model_card
+from serving.core.cards import chat_model, model_card
 from serving.core.engine_thread import EngineThread
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Embedded, Ended, Event, ModelCard, Scored
 from serving.core.gate import Gate
 from serving.core.intake import (
+    MAX_TEXTS,
+    counted,
     embedding_tokens,
     guessed_tokens,
     prepared,
@@ -53,8 +56,6 @@ if TYPE_CHECKING:
 
 # Answers in the engine for each that can run: so that a slot that is given back is taken at once.
 QUEUED_PER_SEQUENCE = 2
-# Texts in one call to score or embed, and branches of a prompt.
-MAX_TEXTS = 256
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Service(AbstractService):
         self.settings, self.parts = settings, parts
         self._llm: LLM | None = None
         self._cards: tuple[ModelCard, ...] = ()
+        self._chat_model: ChatModel | None = None
         self._beside = ThreadPoolExecutor(settings.threads, thread_name_prefix="prepare")
         self.engine = EngineThread(load, self._deliver, self._loaded, self._ready, self._die, settings.warm_up)
         self._link = EngineLink(asyncio.get_running_loop(), self.engine.put)
@@ -158,14 +160,14 @@ class Service(AbstractService):
         )
 
     def fork(self, call: ForkCall, caller: Caller) -> AsyncIterator[Event]:
-        num_branches = _counted("branches", call.branches)
+        num_branches = counted("branches", call.branches)
         return self._events(
             self._arrival(call.info, caller, "fork", call.prompt), num_branches, partial(self._fork_order, call, caller)
         )
 
     async def score(self, call: ScoreCall, caller: Caller) -> Sequence[Scored]:
         if len(call.continuations) > MAX_TEXTS:
-            _counted("continuations", call.continuations)
+            counted("continuations", call.continuations)
         params = SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=call.num_top, cache_salt=call.cache_salt, ignore_eos=True
         )
@@ -184,7 +186,7 @@ class Service(AbstractService):
             return [found[index] for index in sorted(found)]
 
     async def embed(self, call: EmbedCall, caller: Caller) -> Sequence[Embedded]:
-        _counted("inputs", call.inputs)
+        counted("inputs", call.inputs)
         with Visit(self._desk, self._arrival(call.info, caller, "embeddings", *call.inputs)) as visit:
             llm = self._model(call.info)
             tokens = await visit.aside(lambda: embedding_tokens(llm, call.inputs))
@@ -204,6 +206,10 @@ class Service(AbstractService):
 
     def models(self) -> Sequence[ModelCard]:
         return self._cards
+
+    def chat_model(self) -> ChatModel:
+        self.parts.lifecycle.refuse_unless_serving()
+        return self._chat_model
 
     def authenticate(self, token: str | None, peer: str) -> Caller:
         return self.parts.keys.authenticate(token, peer)
@@ -263,6 +269,7 @@ class Service(AbstractService):
 
     def _loaded(self, llm: "LLM") -> None:
         self._cards = (model_card(llm, self.settings.served_name),)
+        self._chat_model = chat_model(llm)
         self._llm = llm
         self.parts.lifecycle.move(State.WARMING)
 
@@ -284,14 +291,6 @@ def _in_time(params: SamplingParams, visit: Visit) -> SamplingParams:
 
 def _operation(prompt: Prompt) -> str:
     return "text_completion" if prompt.messages is None else "chat"
-
-
-def _counted(name: str, texts: Sequence) -> int:
-    if not 1 <= len(texts) <= MAX_TEXTS:
-        raise ServiceError(
-            Kind.INVALID, f"{len(texts)} {name} are not between 1 and {MAX_TEXTS}; give so many.", field=name
-        )
-    return len(texts)
 
 
 def _scored(event: Ended, skip: int) -> Scored:

@@ -15,13 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from metrale_jax.core.errors import shown
 from serving.core.errors import ServiceError
 from serving.core.incidents import unforeseen
-from serving.http import chat, completions, embeddings, models, openapi, probes, tokens
+from serving.http import chat, completions, embeddings, messages, models, openapi, probes, responses, tokens
 from serving.http.callers import REQUEST_ID_HEADER, peer_of
 from serving.http.desk import Desk
 from serving.http.errors import HttpFault, headers_of, openai_body, spelt, status_of
 from serving.http.sending import JSON, OWN_HEADERS
 
-APIS = (chat, completions, embeddings, models, probes, tokens)
+APIS = (chat, completions, embeddings, messages, models, probes, responses, tokens)
 # What records call a method that there is not, whatever it was: names of callers make no series in metrics.
 NO_METHOD = "(none)"
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from metrale_jax.results import GenerationResult, TokenLogprob
 from metrale_jax.sampling.params import MAX_LOGPROBS
+from serving.chat.plan import ChatPlan
 from serving.core.calls import GenerateCall, Prompt
 from serving.core.events import Delta, Event
 from serving.http.answers import (
@@ -26,7 +27,8 @@ from serving.http.answers import (
     switch,
 )
 from serving.http.bodies import text_field
-from serving.http.chat_plan import ChatPlan, Content, plan_chat
+from serving.http.chat_parts import SpokenAnswer
+from serving.http.chat_plan import faults_of, plan_chat
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import with_fields
@@ -96,6 +98,10 @@ class _Work:
     streaming: Streaming
     with_ids: bool
 
+    def answer(self) -> SpokenAnswer:
+        """A reader for one answer."""
+        return SpokenAnswer(self.plan.parser(), self.asked.body.get("functions") is not None)
+
     @property
     def calls(self) -> list[GenerateCall]:
         """The one call that there is."""
@@ -109,7 +115,8 @@ async def complete(desk: Desk, asked: Asked) -> Response | ASGIApp:
     with body_faults():
         label = label_of(desk, f"chatcmpl-{asked.request_id}", model)
         with_ids = switch(body, "return_token_ids", False)
-        work = _Work(desk, asked, plan_chat(body), label, model, streaming_of(body), with_ids)
+        streaming = streaming_of(body)
+        work = _Work(desk, asked, await plan_chat(desk, body), label, model, streaming, with_ids)
     if work.streaming.wanted:
         return EventStream(_chunks(work), desk.settings.ping_s)
     return await _whole(work)
@@ -117,7 +124,8 @@ async def complete(desk: Desk, asked: Asked) -> Response | ASGIApp:
 
 async def _whole(work: _Work) -> Response:
     usage = UsageSum()
-    [results] = await results_of(work.desk, work.calls, work.asked.caller)
+    with faults_of(work.plan):
+        [results] = await results_of(work.desk, work.calls, work.asked.caller)
     for result in results:
         usage.add(0, result)
     choices = [_choice(work, index, result) for index, result in enumerate(results)]
@@ -125,13 +133,12 @@ async def _whole(work: _Work) -> Response:
 
 
 def _choice(work: _Work, index: int, result: GenerationResult) -> dict[str, Any]:
-    parser = work.plan.parser()
-    parts = [*parser.feed(result.text), *parser.end()]
+    answer = work.answer()
     choice = {
         "index": index,
-        "message": {"role": "assistant", "content": "".join(part.text for part in parts), "refusal": None},
+        "message": answer.message(result.text),
         "logprobs": chat_logprobs(result.logprobs, work.label),
-        "finish_reason": finish_reason(result),
+        "finish_reason": answer.reason(finish_reason(result)),
     }
     if work.with_ids:
         choice |= {"token_ids": list(result.token_ids), "prompt_token_ids": list(result.prompt_token_ids)}
@@ -140,40 +147,37 @@ def _choice(work: _Work, index: int, result: GenerationResult) -> dict[str, Any]
 
 async def _chunks(work: _Work) -> AsyncIterator[bytes]:
     params, usage = work.plan.params, UsageSum()
-    parsers = [work.plan.parser() for _ in range(params.n)]
+    answers = [work.answer() for _ in range(params.n)]
     begun = False
-    async with aclosing(merged(work.desk, work.calls, work.asked.caller)) as events:
-        async for _, event in events:
-            if not begun:
-                begun = True
-                for index in range(params.n):
-                    yield _chunk(work, index, {"role": "assistant", "content": ""})
-            for chunk in _told(work, event, parsers[event.index]):
-                yield chunk
-            if not isinstance(event, Delta):
-                usage.add(0, event.result)
+    with faults_of(work.plan):
+        async with aclosing(merged(work.desk, work.calls, work.asked.caller)) as events:
+            async for _, event in events:
+                if not begun:
+                    begun = True
+                    for index in range(params.n):
+                        yield _chunk(work, index, {"role": "assistant", "content": ""})
+                for chunk in _told(work, event, answers[event.index]):
+                    yield chunk
+                if not isinstance(event, Delta):
+                    usage.add(0, event.result)
     if work.streaming.usage:
         yield data(_object(work, "chat.completion.chunk", []) | {"usage": usage.object()})
     yield DONE
 
 
-def _told(work: _Work, event: Event, parser: Any) -> Iterator[bytes]:
+def _told(work: _Work, event: Event, answer: SpokenAnswer) -> Iterator[bytes]:
     """The chunks of an event. Log-probabilities go with the first; they may come before their text."""
     if isinstance(event, Delta):
-        deltas = [_delta(part) for part in parser.feed(event.text)]
+        deltas = answer.feed(event.text)
         if not deltas and (event.logprobs or work.with_ids):
             deltas = [{"content": ""}]
         for place, delta in enumerate(deltas):
             ids = event.token_ids if place == 0 else ()
             yield _chunk(work, event.index, delta, event.logprobs if place == 0 else (), ids)
     else:
-        for part in parser.end():
-            yield _chunk(work, event.index, _delta(part))
-        yield _chunk(work, event.index, {}, reason=finish_reason(event.result))
-
-
-def _delta(part: Content) -> dict[str, Any]:
-    return {"content": part.text}
+        for delta in answer.end():
+            yield _chunk(work, event.index, delta)
+        yield _chunk(work, event.index, {}, reason=answer.reason(finish_reason(event.result)))
 
 
 def _chunk(

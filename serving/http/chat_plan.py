@@ -1,57 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ChatPlan`: what a chat asks of the service, and how its answers are read."""
+"""From a body of /v1/chat/completions to its `ChatPlan`, and faults that a plan's own grammar has."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from metrale_jax.core.errors import RequestError, shown
 from metrale_jax.sampling.params import SamplingParams
+from serving.chat.messages import openai_messages
+from serving.chat.plan import Chat, ChatPlan, plan
+from serving.chat.reasoning import openai_reasoning
+from serving.chat.tools import openai_tools
+from serving.core.errors import Kind, ServiceError
 from serving.http.answers import switch, without
-from serving.openai_body import chat_request, checked_answers
+from serving.http.desk import Desk
+from serving.openai_body import chat_params, checked_answers
 
-OWN_FIELDS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "return_token_ids")
-
-
-@dataclass(frozen=True)
-class Content:
-    """Text for the reader."""
-
-    text: str
+OWN_FIELDS = (
+    *("messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "return_token_ids"),
+    *("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"),
+    *("reasoning_effort", "enable_thinking"),
+)
 
 
-class PlainParser:
-    """Reads an answer of text only: what comes is content."""
-
-    def feed(self, text: str) -> list[Content]:
-        """The parts that are whole with this text."""
-        return [Content(text)] if text else []
-
-    def end(self) -> list[Content]:
-        """What was held back; nothing more comes."""
-        return []
-
-
-@dataclass(frozen=True)
-class ChatPlan:
-    """`messages` and variables of their `template`, `params`, and a fresh `parser()` for each answer."""
-
-    messages: Sequence[Mapping[str, Any]]
-    template: Mapping[str, Any]
-    params: SamplingParams
-    parser: Callable[[], PlainParser]
-
-
-def plan_chat(body: Mapping[str, Any]) -> ChatPlan:
+async def plan_chat(desk: Desk, body: Mapping[str, Any]) -> ChatPlan:
     """The plan of a body of /v1/chat/completions. Raises `RequestError`, or `ServiceError`."""
     if switch(body, "continue_final_message", False):
         raise RequestError(
             "continue_final_message=True is not served here; leave it out, and ask to go on in a message.",
             "continue_final_message",
         )
-    messages, params = chat_request(without(body, OWN_FIELDS), {})
+    messages, tools = openai_messages(body.get("messages")), openai_tools(body)
+    reasoning = replace(openai_reasoning(body), variables=template_variables(body))
+    params = chat_params(without(body, OWN_FIELDS), {})
     checked_answers("n", params.n)
-    return ChatPlan(messages, template_variables(body), params, PlainParser)
+    return await planned(desk, Chat(messages, tools, reasoning), params)
+
+
+async def planned(desk: Desk, chat: Chat, params: SamplingParams) -> ChatPlan:
+    """The plan for a chat with the model that there is, made beside the event loop: templates take their time."""
+    model = desk.service.chat_model()
+    return await asyncio.to_thread(plan, chat, model, params, desk.settings.tool_dialect)
+
+
+@contextmanager
+def faults_of(made: ChatPlan) -> Iterator[None]:
+    """Out of it a fault of the plan's own grammar comes as one of the tools that it was made for."""
+    try:
+        yield
+    except ServiceError as error:
+        if not made.constrained or error.field != "params.grammar":
+            raise
+        _, _, reason = str(error).partition(" is refused ")
+        message = f"The answer cannot be held to the schemas of tools {reason or error}"
+        raise ServiceError(Kind.INVALID, message, field="tools") from error
 
 
 def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ class HttpSettings:
     connection may be silent for `keep_alive_s` between calls, the head of a call takes up to `head_s`, its body, of up
     to `max_body_bytes`, up to `body_s`. A client that takes nothing of its answer for `write_s` is given up. In a
     stream that has nothing to say a comment is sent each `ping_s`. Pages of `allowed_origins` may call from browsers.
+    `tool_dialect` names how the model writes calls of tools; without it its chat template tells.
     """
 
     host: str = "127.0.0.1"
@@ -30,3 +31,4 @@ class HttpSettings:
     write_s: float = 60.0
     ping_s: float = 15.0
     allowed_origins: tuple[str, ...] = ()
+    tool_dialect: str = ""

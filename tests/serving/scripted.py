@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from metrale_jax.results import GenerationResult, RequestMetrics, TokenLogprob, Usage
+from serving.chat.model import ChatModel
 from serving.core.api import AbstractService
 from serving.core.calls import Caller, ForkCall, GenerateCall, Prompt
 from serving.core.errors import Kind, ServiceError
@@ -103,7 +104,7 @@ class ScriptedService(AbstractService):
 
     `asked` lists (method, call, caller) in the order of arrival; `running`, `cancelled` and `ended` hold request ids:
     at work, closed before their script's end, and the rest. `keys` maps bearer tokens to callers; None lets all in.
-    `failure` is raised by the methods that answer once.
+    `failure` is raised by the methods that answer once. `chat` is its chat model, of no template.
     """
 
     def __init__(self, script: tuple[Step, ...] | None = None, keys: Mapping[str, Caller] | None = None):
@@ -111,6 +112,7 @@ class ScriptedService(AbstractService):
         self.scripts: dict[str, tuple[Step, ...]] = {}
         self.failure: BaseException | None = None
         self.cards: tuple[ModelCard, ...] = (CARD,)
+        self.chat = ChatModel()
         self.asked: list[tuple[str, Any, Caller]] = []
         self.running: list[str] = []
         self.cancelled: list[str] = []
@@ -158,6 +160,9 @@ class ScriptedService(AbstractService):
 
     def models(self):
         return self.cards
+
+    def chat_model(self):
+        return self.chat
 
     def authenticate(self, token, peer):
         if self.keys is None:

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Output`: the items of a response, and the events that tell of them."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from metrale_jax.core.errors import MetraleError
+from serving.chat.dialects.api import Messages
+from serving.chat.messages import arguments_of, call_message
+from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
+from serving.http.sse import named
+
+# What events of an item's text are called, by what it is of.
+_TEXTS = {Content: "output_text", Reasoning: "reasoning_text", CallArguments: "function_call_arguments"}
+
+
+class Output:
+    """`items` are those so far; one is open at a time. Events are numbered in their order."""
+
+    def __init__(self):
+        self.items: list[dict[str, Any]] = []
+        self._kind: type | None = None
+        self._text: list[str] = []
+        self._number = -1
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """The next event."""
+        self._number += 1
+        return named(kind, {"type": kind, **fields, "sequence_number": self._number})
+
+    def of(self, parts: list[Part], status: str = "completed") -> Iterator[bytes]:
+        """The events of these parts; calls that end among them have this status."""
+        for part in parts:
+            if isinstance(part, CallEnded):
+                yield from self.closed(status)
+                continue
+            kind = CallArguments if isinstance(part, CallBegun) else type(part)
+            if kind is not self._kind:
+                yield from self.closed("completed")
+                yield from self._opened(part, kind)
+            if not isinstance(part, CallBegun):
+                self._text.append(part.text)
+                logprobs = {"logprobs": []} if kind is Content else {}
+                yield self._told(f"response.{_TEXTS[kind]}.delta", delta=part.text, **logprobs)
+
+    def closed(self, status: str) -> Iterator[bytes]:
+        """The end of the item that is open, if one is: it is whole, or broke off."""
+        if self._kind is None:
+            return
+        item, text, kind = self.items[-1], "".join(self._text), self._kind
+        self._kind, self._text = None, []
+        name = f"response.{_TEXTS[kind]}.done"
+        item["status"] = status
+        if kind is CallArguments:
+            item["arguments"] = text
+            yield self._told(name, arguments=text, name=item["name"], of=kind)
+        else:
+            part = _text_part(kind, text)
+            item["content"] = [part]
+            yield self._told(name, text=text, of=kind, **({"logprobs": []} if kind is Content else {}))
+            yield self._told("response.content_part.done", part=part, of=kind)
+        yield self.event("response.output_item.done", output_index=len(self.items) - 1, item=dict(item))
+
+    def _opened(self, part: Part, kind: type) -> Iterator[bytes]:
+        self._kind = kind
+        self.items.append(_item(part))
+        yield self.event("response.output_item.added", output_index=len(self.items) - 1, item=dict(self.items[-1]))
+        if kind is not CallArguments:
+            yield self._told("response.content_part.added", part=_text_part(kind, ""))
+
+    def _told(self, name: str, /, of: type | None = None, **fields: Any) -> bytes:
+        """An event within the last item."""
+        place = {} if (of or self._kind) is CallArguments else {"content_index": 0}
+        where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return self.event(name, **where, **place, **fields)
+
+
+def messages_of(items: list[dict[str, Any]]) -> Messages:
+    """What the model said, as a message of the chat. A call that broke off has no arguments."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for item in items:
+        if item["type"] == "function_call":
+            try:
+                arguments = arguments_of(item["arguments"], "arguments")
+            except MetraleError:
+                arguments = {}
+            call = call_message(item["call_id"], item["name"], arguments)
+            message["tool_calls"] = [*message.get("tool_calls", ()), call]
+        else:
+            name = "content" if item["type"] == "message" else "reasoning_content"
+            text = "".join(part["text"] for part in item["content"])
+            message[name] = "\n".join(filter(None, (message.get(name), text)))
+    return [message]
+
+
+def _item(part: Part) -> dict[str, Any]:
+    """The item that begins with this part, still empty."""
+    number = uuid.uuid4().hex
+    if isinstance(part, CallBegun):
+        call = {"call_id": part.id, "name": part.name, "arguments": ""}
+        return {"id": f"fc_{number}", "type": "function_call", "status": "in_progress", **call}
+    if isinstance(part, Reasoning):
+        return {"id": f"rs_{number}", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+    head = {"id": f"msg_{number}", "type": "message", "status": "in_progress"}
+    return {**head, "role": "assistant", "content": []}
+
+
+def _text_part(kind: type, text: str) -> dict[str, Any]:
+    if kind is Reasoning:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

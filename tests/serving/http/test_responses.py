@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v1/responses, asked with OpenAI's own client."""
+
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from serving.core.calls import Caller
+from serving.core.errors import Kind, ServiceError
+from serving.http.response_store import ResponseStore, Stored
+from tests.serving.chat.models import CITY, OPENED, TEMPLATES, chat_model
+from tests.serving.chat.test_parser import ARGUMENTS, ONE, TWO
+from tests.serving.http.fronts import World, error_of, fronted, run
+from tests.serving.scripted import ScriptedService, answer, ids_of
+
+URL = "/v1/responses"
+TOOLS = [
+    {"type": "function", "name": "weather", "description": "d", "parameters": CITY, "strict": False},
+    {"type": "function", "name": "sum", "parameters": {"type": "object", "properties": {}}, "strict": True},
+]
+
+
+def service(text: str, template: str = TEMPLATES["hermes"], **fields) -> ScriptedService:
+    made = ScriptedService(answer(text, **fields))
+    made.chat = chat_model(template)
+    return made
+
+
+def client(world: World, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{world.base_url}/v1", api_key=key, max_retries=0)
+
+
+def prompts(asked: ScriptedService) -> list[list[dict]]:
+    """The messages of each call."""
+    return [list(call.prompt.messages) for _, call, _ in asked.asked]
+
+
+def test_a_response_has_openais_shape():
+    async def act():
+        asked = service("Sunny.")
+        async with fronted(asked) as world, client(world) as asking:
+            made = await asking.responses.create(
+                model="scripted",
+                input="Weather?",
+                instructions="Be brief.",
+                max_output_tokens=9,
+                temperature=0.5,
+                metadata={"a": "b"},
+                store=False,
+            )
+        assert made.output_text == "Sunny." and made.status == "completed"
+        [item] = made.output
+        assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
+        assert (made.usage.input_tokens, made.usage.output_tokens, made.usage.total_tokens) == (3, 6, 9)
+        assert made.metadata == {"a": "b"} and made.instructions == "Be brief." and made.temperature == 0.5
+        assert prompts(asked) == [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]]
+        assert asked.asked[0][1].params.max_tokens == 9
+
+    run(act())
+
+
+def test_events_come_in_order_and_are_numbered():
+    async def act():
+        text = "hm</think>\n\nLet me see.\n" + ONE["hermes"]
+        async with fronted(service(text, OPENED)) as world, client(world) as asking:
+            stream = await asking.responses.create(model="", input="Weather?", tools=TOOLS, stream=True)
+            events = [event async for event in stream]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type for event in events]
+        told = [kind for place, kind in enumerate(kinds) if not place or kind != kinds[place - 1]]
+        part = ["response.content_part.added", "response.{}.delta", "response.{}.done", "response.content_part.done"]
+        added, done = "response.output_item.added", "response.output_item.done"
+        assert told == [
+            "response.created",
+            "response.in_progress",
+            *(added, *(kind.format("reasoning_text") for kind in part), done),
+            *(added, *(kind.format("output_text") for kind in part), done),
+            *(added, "response.function_call_arguments.delta", "response.function_call_arguments.done", done),
+            "response.completed",
+        ]
+        whole = events[-1].response
+        assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
+        assert [event.item for event in events if event.type == done] == whole.output
+        assert whole.output[0].content[0].text == "hm" and whole.output_text == "Let me see."
+        assert json.loads(whole.output[2].arguments) == json.loads(ARGUMENTS)
+        deltas = "".join(event.delta for event in events if event.type.endswith("arguments.delta"))
+        assert deltas == whole.output[2].arguments
+        assert whole.usage.output_tokens == len(ids_of(text))
+
+    run(act())
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_the_helper_for_streams_puts_calls_together(name):
+    async def act():
+        async with fronted(service(TWO[name], TEMPLATES[name])) as world, client(world) as asking:
+            async with asking.responses.stream(model="m", input="Weather?", tools=TOOLS) as stream:
+                async for _ in stream:
+                    pass
+                streamed = await stream.get_final_response()
+            whole = await asking.responses.create(model="", input="Weather?", tools=TOOLS)
+        for made in (streamed, whole):
+            assert [item.name for item in made.output] == ["weather", "weather"]
+            assert all(json.loads(item.arguments) == json.loads(ARGUMENTS) for item in made.output)
+            assert len({item.call_id for item in made.output}) == 2
+
+    run(act())
+
+
+def test_answers_are_parsed_into_models():
+    class Answer(BaseModel):
+        a: int
+
+    async def act():
+        asked = service('{"a": 5}')
+        async with fronted(asked) as world, client(world) as asking:
+            made = await asking.responses.parse(model="m", input="Five?", text_format=Answer)
+        assert made.output_parsed == Answer(a=5)
+        assert json.loads(asked.asked[0][1].params.json_schema)["properties"] == {
+            "a": {"title": "A", "type": "integer"}
+        }
+
+    run(act())
+
+
+def test_items_become_messages():
+    async def act():
+        asked = service("So.")
+        items = [
+            {"role": "developer", "content": "Be brief."},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": ARGUMENTS},
+            {"type": "function_call", "call_id": "b", "name": "sum", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "b", "output": "3"},
+            {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "sun"}]},
+        ]
+        async with fronted(asked) as world, client(world) as asking:
+            await asking.responses.create(
+                model="", input=items, tools=TOOLS, tool_choice={"type": "function", "name": "sum"}
+            )
+        functions = [
+            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": json.loads(ARGUMENTS)}},
+            {"id": "b", "type": "function", "function": {"name": "sum", "arguments": {}}},
+        ]
+        assert prompts(asked) == [
+            [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Weather?"},
+                {
+                    "role": "assistant",
+                    "content": "Let me see.",
+                    "reasoning_content": "hm",
+                    "tool_calls": functions,
+                },
+                {"role": "tool", "tool_call_id": "b", "name": "sum", "content": "3"},
+                {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "sun"},
+            ]
+        ]
+        assert "weather" not in asked.asked[0][1].params.grammar
+
+    run(act())
+
+
+def test_a_response_goes_on_from_an_earlier_one():
+    async def act():
+        asked = service("Let me see.\n" + ONE["hermes"])
+        async with fronted(asked) as world, client(world) as asking:
+            first = await asking.responses.create(model="", input="Weather?", tools=TOOLS, instructions="Be brief.")
+            outputs = [
+                {"type": "function_call_output", "call_id": item.call_id, "output": "sun"}
+                for item in first.output
+                if item.type == "function_call"
+            ]
+            asked.script = answer("Sunny.")
+            async with asking.responses.stream(
+                model="m", input=outputs, previous_response_id=first.id, tools=TOOLS
+            ) as stream:
+                second = await stream.get_final_response()
+            assert (await asking.responses.retrieve(second.id)).output_text == "Sunny."
+            third = await asking.responses.create(model="", input="And?", previous_response_id=second.id)
+            await asking.responses.delete(first.id)
+            with pytest.raises(openai.NotFoundError):
+                await asking.responses.retrieve(first.id)
+            with pytest.raises(openai.NotFoundError, match="send its items"):
+                await asking.responses.create(model="", input="x", previous_response_id=first.id)
+        last = prompts(asked)[-1]
+        assert [message["role"] for message in last] == ["user", "assistant", "tool", "assistant", "user"]
+        assert last[1]["content"] == "Let me see." and last[2]["name"] == "weather" and last[3]["content"] == "Sunny."
+        assert third.previous_response_id == second.id
+
+    run(act())
+
+
+def test_what_is_not_to_be_kept_or_anothers_is_not_found():
+    async def act():
+        asked = service("Yes.")
+        asked.keys = {"one": Caller("1"), "two": Caller("2")}
+        async with fronted(asked) as world, client(world, "one") as one, client(world, "two") as two:
+            unkept = await one.responses.create(model="", input="x", store=False)
+            kept = await one.responses.create(model="", input="x")
+            for asking, response_id in ((one, unkept.id), (two, kept.id)):
+                with pytest.raises(openai.NotFoundError):
+                    await asking.responses.retrieve(response_id)
+                with pytest.raises(openai.NotFoundError):
+                    await asking.responses.delete(response_id)
+            assert (await one.responses.retrieve(kept.id)).id == kept.id
+
+    run(act())
+
+
+def test_the_store_keeps_what_there_is_room_for_of_each_and_of_all():
+    def one(name: str, size: int = 100) -> Stored:
+        return Stored({"id": name, "x": "y" * size}, [])
+
+    def held(key: str) -> list[str]:
+        found = []
+        for name in ("a", "b", "c", "big"):
+            try:
+                found.append(store.get(key, name).response["id"])
+            except ServiceError as error:
+                assert error.kind is Kind.NOT_FOUND
+        return found
+
+    store = ResponseStore(max_each=300, max_all=400)
+    for name in ("a", "b", "c"):
+        store.put("one", one(name))
+    assert held("one") == ["b", "c"]
+    for name in ("a", "b"):
+        store.put("two", one(name))
+    assert (held("one"), held("two")) == (["c"], ["a", "b"])
+    store.put("two", one("big", 400))
+    assert held("two") == ["a", "b"]
+    store.delete("one", "c")
+    assert held("one") == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_cut_off_is_incomplete(stream):
+    async def act():
+        for text, kind in (("Sun", "message"), (ONE["hermes"][:60], "function_call")):
+            async with fronted(service(text, finish_reason="length")) as world, client(world) as asking:
+                made = await asking.responses.create(model="", input="x", tools=TOOLS, stream=stream)
+                if stream:
+                    events = [event async for event in made]
+                    assert events[-1].type == "response.incomplete"
+                    made = events[-1].response
+            assert made.status == "incomplete" and made.incomplete_details.reason == "max_output_tokens"
+            assert [(item.type, item.status) for item in made.output] == [(kind, "incomplete")]
+
+    run(act())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "x", "arguments": "["}]}, "input[0].arguments"),
+        ({"input": "x", "instructions": 5}, "instructions"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"input": "x", "tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"input": "x", "tools": TOOLS, "tool_choice": {"type": "function", "name": "y"}}, "tool_choice"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"input": "x", "text": 5}, "text"),
+        ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"input": "x", "reasoning": 5}, "reasoning"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "temperature": -1}, "temperature"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "truncation": "auto"}, "truncation"),
+        ({"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
+        ({"input": "x", "store": "yes"}, "store"),
+        ({"input": "x", "stream": 1}, "stream"),
+        ({"input": "x", "conversation": "c"}, "conversation"),
+        ({"input": "x", "previous_response_id": 5}, "previous_response_id"),
+    ],
+)
+def test_faults_name_their_field(body, param):
+    async def act():
+        async with fronted(service("x")) as world:
+            error = error_of(await world.client.post(URL, json=body), 400)
+            assert error["param"] == param
+
+    run(act())
+
+
+def test_an_error_within_a_stream_fails_the_response():
+    async def act():
+        asked = service("x")
+        asked.script = (*answer("ab")[:2], ServiceError(Kind.UNAVAILABLE, "The engine is gone."))
+        async with fronted(asked) as world, client(world) as asking:
+            stream = await asking.responses.create(model="", input="x", stream=True)
+            events = [event async for event in stream]
+        assert events[-1].type == "response.failed"
+        assert events[-1].response.error.message == "The engine is gone."
+        assert [error.kind for _, error in asked.refusals] == [Kind.UNAVAILABLE]
+
+    run(act())
+
+
+def test_an_error_before_a_stream_has_its_status():
+    async def act():
+        asked = service("x")
+        asked.script = (ServiceError(Kind.EXHAUSTED, "Too much.", retry_after_s=2.0),)
+        async with fronted(asked) as world, client(world) as asking:
+            with pytest.raises(openai.RateLimitError):
+                await asking.responses.create(model="", input="x", stream=True)
+
+    run(act())
