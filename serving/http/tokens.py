@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/tokenize and /detokenize, in the shapes that vLLM gave them."""
+"""/tokenize, /detokenize and /tokenizer_info, in the shapes that vLLM gave them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ from serving.http.answers import body_faults, known_only, switch
 from serving.http.bodies import text_field
 from serving.http.chat_plan import template_variables
 from serving.http.desk import Desk
-from serving.http.endpoint import Asked, json_answer, post
+from serving.http.endpoint import Asked, get, json_answer, post
 from serving.http.errors import with_fields
 from serving.http.operations import Operation
-from serving.http.schemas import BOOLEAN, MESSAGES, MODEL, TOKENS, any_of, body_of, integer, object_of, text
+from serving.http.schemas import BOOLEAN, MESSAGES, MODEL, TOKENS, any_of, body_of, integer, nullable, object_of, text
 from serving.openai_body import chat_messages, checked_prompt
 
 FORM = with_fields({"token_ids": "tokens"})
@@ -38,6 +38,12 @@ DETOKENIZE = Operation(
     body_of({"model": MODEL, "tokens": TOKENS, "skip_special_tokens": BOOLEAN}, "tokens"),
     object_of({"prompt": text()}, "prompt"),
 )
+# Who works with tokens at a distance asks for these, and reads null as none.
+NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+DESCRIBE = Operation(
+    "The tokenizer's configuration.",
+    answer=object_of({name: nullable(text()) for name in NAMED} | {"model_max_length": integer(0)}, *NAMED),
+)
 
 
 def routes(desk: Desk) -> list[Route]:
@@ -45,6 +51,7 @@ def routes(desk: Desk) -> list[Route]:
     return [
         post(desk, "/tokenize", tokenize, about=TOKENIZE),
         post(desk, "/detokenize", detokenize, form=FORM, about=DETOKENIZE),
+        get(desk, "/tokenizer_info", describe, about=DESCRIBE),
     ]
 
 
@@ -74,6 +81,13 @@ async def detokenize(desk: Desk, asked: Asked) -> Response:
             raise RequestError(str(error).replace("prompt", "tokens", 1), "tokens") from error
     text = await desk.service.detokenize(DetokenizeCall(ids, skip, asked.info(model)), asked.caller)
     return json_answer({"prompt": text})
+
+
+async def describe(desk: Desk, asked: Asked) -> Response:
+    """What the model's tokenizer_config.json says, its chat template included."""
+    config = desk.service.chat_model().config
+    length = next((card.max_context_tokens for card in desk.service.models()), 0)
+    return json_answer(dict.fromkeys(NAMED) | {"model_max_length": length} | config)
 
 
 def _text(body: Mapping[str, Any]) -> Prompt:
