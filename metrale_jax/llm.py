@@ -34,7 +34,7 @@ from metrale_jax.llm_config import (
 )
 from metrale_jax.prepared import Prepared, Preparer, Prompt
 from metrale_jax.programs import Programs
-from metrale_jax.progress import TerminalProgress, silent
+from metrale_jax.progress import Progress, shown_by
 from metrale_jax.request_log import RequestLog
 from metrale_jax.results import GenerationResult, StreamPiece
 from metrale_jax.runtime import LoadedModel, load_model, profiled, use_compile_cache
@@ -47,8 +47,8 @@ class LLM:
     """A loaded model that answers.
 
     `model` is an alias (`smollm2-135m`, `gemma3-270m`), a Hugging Face directory, a .gguf file or a hub id; options are
-    the fields of `LLMConfig`. `progress` shows load, compile and generate on stderr. `device` is JAX's first or several
-    that share the model. `on_finish(request)` is called when one ends, as `Engine` says. Raises `MetraleError`s.
+    the fields of `LLMConfig`. `progress` shows load, compile and generate on stderr, or is told of them. `device` is
+    JAX's first or several that share the model. `on_finish(request)` is called when one ends. Raises `MetraleError`s.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LLM:
         model: str | Path,
         dtype: str | None = None,
         *,
-        progress: bool = False,
+        progress: bool | Progress = False,
         device=None,
         on_finish: Hook = ignore,
         **options,
@@ -65,7 +65,7 @@ class LLM:
         checked_limits(self.config)  # mistakes in the options show before anything is loaded
         if self.config.request_log is not None:
             on_finish = in_turn(on_finish, RequestLog(self.config.request_log))
-        self._progress = TerminalProgress() if progress else silent
+        self._progress = shown_by(progress)
         if self.config.compile_cache is not None:
             use_compile_cache(Path(self.config.compile_cache))
         self._programs = Programs(self.config, lambda *stage: self._progress(*stage))

@@ -14,6 +14,13 @@ def silent(stage: str, done: int, total: int) -> None:
     """Shows nothing."""
 
 
+def shown_by(progress: bool | Progress) -> Progress:
+    """What tells of long work: bars on a terminal, nothing, or what is given."""
+    if isinstance(progress, bool):
+        return TerminalProgress() if progress else silent
+    return progress
+
+
 @contextmanager
 def compiling(progress: Progress, name: str) -> Iterator[None]:
     """A context in which the program called `name` is compiled, as a stage of its own."""

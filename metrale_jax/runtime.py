@@ -142,13 +142,16 @@ def default_cache_dir() -> Path:
 
 
 def use_compile_cache(directory: Path) -> None:
-    """Lets JAX keep compiled programs in `directory`, across processes. Raises `ConfigError` if it is not writable."""
+    """Lets JAX keep compiled programs in `directory`, across processes. They may be moved to another one. Raises
+    `ConfigError` if it is not writable."""
     check_writable("compile cache", directory)
     from jax.experimental.compilation_cache import compilation_cache
 
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    # XLA's own caches lie in the same directory, and its name would be part of every program's key.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     compilation_cache.reset_cache()  # JAX decides at its first compile whether there is one, and remembers
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.option_types import refuse_wrong_types
 from serving.chat.dialects.registry import dialect_named
+from serving.core.catalog import read_models
 from serving.core.keys import KeyLimits
 
 LOG_FORMATS = ("json", "text")
@@ -16,7 +17,8 @@ PORTS = ("grpc_port", "http_port", "side_port")
 FRONTS = PORTS[:2]
 MAX_MESSAGE_MIB = 2047
 ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
-MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads")
+STORED = ("max_file_mib", "max_stored_mib", "keep_files_h", "max_batch_lines")
+MIN_ONE = ("max_message_mib", "max_streams", "max_requests_per_stream", "prepare_threads", *STORED)
 ABOVE_ZERO = ("keepalive_s", "keepalive_timeout_s", "min_ping_interval_s")
 
 
@@ -27,8 +29,9 @@ class ServeConfig:
     `model` is as for `LLM`, `served_name` what clients call it (its own name). Both fronts listen at `host`: gRPC at
     `grpc_port`, HTTP at `http_port`. A front without a port is not there, and 0 takes any free one. Both speak TLS
     where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of `tls_client_ca`, where it
-    is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all).
-    `tool_dialect` names how the model writes calls of tools, where its chat template does not tell.
+    is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all); `page`
+    puts a page to chat on at HTTP's `/`. `tool_dialect` names how the model writes calls of tools, where its chat
+    template does not tell.
     `/metrics`, `/health` and `/ready` are at `side_host` and `side_port` too.
     `key_file` says who may call (see `serving.core.keys`); without it everybody may, and together they have the limits
     that begin with `anonymous_`. `max_waiting_requests` and `max_waiting_tokens` bound the queue. Calls that name no
@@ -37,7 +40,13 @@ class ServeConfig:
     On SIGTERM calls have `grace_s` to end. A step that takes longer than `stuck_after_s`, or `compile_after_s` where it
     compiles, ends the server. `warm_up` compiles all that a load can need before the first call is taken;
     `keep_programs` keeps compiled programs, in `compile_cache` or the cache directory of the command line.
-    `prepare_threads` tokenize. `log_prompts` puts prompts and whole error messages into the log.
+    `prepare_threads` tokenize. With `allow_model_changes` keys that the key file calls admin may have the model loaded
+    again, or one of `allowed_models` ("name=path, name, ..."; a name alone is an alias or a hub id) in its place; such
+    a load is given up after `load_after_s`. `log_prompts` puts prompts and whole error messages into the log.
+    Files and batches of HTTP's callers are kept in `data_dir`, by none where it is not given. A file has at most
+    `max_file_mib`, those of a key together `max_stored_mib`, and both are kept for `keep_files_h` hours; a batch has at
+    most `max_batch_lines`. Batches have up to `batch_in_flight` answers in the model at a time, by 0 half as many as
+    it can have. They run in the time that live calls leave, and count against no limit of a key but these.
     """
 
     model: str = "smollm2-135m"
@@ -46,6 +55,7 @@ class ServeConfig:
     grpc_port: int | None = 50051
     http_port: int | None = None
     allowed_origins: str | None = None
+    page: bool = True
     tool_dialect: str | None = None
     side_host: str = "127.0.0.1"
     side_port: int = 0
@@ -77,6 +87,15 @@ class ServeConfig:
     tracing: bool = False
     log_format: str = "json"
     log_prompts: bool = False
+    allow_model_changes: bool = False
+    allowed_models: str | None = None
+    load_after_s: float = 1800.0
+    data_dir: str | Path | None = None
+    max_file_mib: int = 200
+    max_stored_mib: int = 4096
+    keep_files_h: int = 720
+    max_batch_lines: int = 100_000
+    batch_in_flight: int = 0
 
     def __post_init__(self):
         refuse_wrong_types(self)
@@ -107,6 +126,8 @@ class ServeConfig:
             raise ConfigError("allowed_origins is given without http_port; give http_port too, or leave it out.")
         if self.tool_dialect is not None:
             dialect_named(self.tool_dialect)
+        if self.data_dir is not None and self.http_port is None:
+            raise ConfigError("data_dir is given without http_port; give http_port too, or leave it out.")
         for origin in self.origins:
             if not ORIGIN.fullmatch(origin):
                 raise ConfigError(f"allowed_origins has {origin!r}, which is no origin; write https://host:port, or *.")
@@ -121,6 +142,19 @@ class ServeConfig:
             raise ConfigError(
                 "anonymous_* limits are given with a key_file, which lets nobody in without a key; drop one."
             )
+        if self.allow_model_changes and self.key_file is None:
+            # An address proves nothing: whoever is behind a proxy or a browser here has that of this machine.
+            raise ConfigError(
+                "allow_model_changes is given without a key_file, so that everybody could; name one with an admin key."
+            )
+        if self.allowed_models is not None:
+            if not self.allow_model_changes:
+                raise ConfigError("allowed_models is given without allow_model_changes; give both, or neither.")
+            if self.name in read_models(self.allowed_models):
+                raise ConfigError(
+                    f"allowed_models names {self.name!r}, which is the model's own name; it may be loaded as it is, "
+                    "so leave it out."
+                )
 
     @property
     def anonymous_limits(self) -> KeyLimits:

@@ -8,11 +8,13 @@ from pathlib import Path
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.llm_config import LLMConfig
 from serving.config import ServeConfig
+from serving.core.catalog import Catalog, Wanted, read_models
 from serving.core.service import ServiceSettings
 from serving.core.tls import TlsSettings
 from serving.grpc.settings import MIB, GrpcSettings
 from serving.http.settings import HttpSettings
 from serving.settings_sources import Resolved
+from serving.store.settings import StoreSettings
 
 
 def service_settings(config: ServeConfig) -> ServiceSettings:
@@ -26,6 +28,7 @@ def service_settings(config: ServeConfig) -> ServiceSettings:
         keep_prompts=config.log_prompts,
         warm_up=config.warm_up,
         threads=config.prepare_threads,
+        load_after_s=config.load_after_s,
     )
 
 
@@ -56,13 +59,34 @@ def http_settings(config: ServeConfig) -> HttpSettings:
         tls=_tls(config),
         max_body_bytes=config.max_message_mib * MIB,
         allowed_origins=config.origins,
+        page=config.page,
         tool_dialect=config.tool_dialect or "",
+    )
+
+
+def store_settings(config: ServeConfig) -> StoreSettings | None:
+    """Those of where files and batches are kept; None where none are."""
+    if config.data_dir is None:
+        return None
+    return StoreSettings(
+        directory=Path(config.data_dir),
+        max_file_bytes=config.max_file_mib * MIB,
+        max_owner_bytes=config.max_stored_mib * MIB,
+        keep_s=config.keep_files_h * 3600,
     )
 
 
 def llm_settings(resolved: Resolved) -> LLMConfig:
     """The model's."""
     return resolved.llm if resolved.serve.keep_programs else replace(resolved.llm, compile_cache=None)
+
+
+def catalog(resolved: Resolved) -> Catalog:
+    """The models that there may be."""
+    config = resolved.serve
+    first = Wanted(config.name, config.model, llm_settings(resolved))
+    others = {} if config.allowed_models is None else read_models(config.allowed_models)
+    return Catalog(first, config.allow_model_changes, others)
 
 
 def exposed(config: ServeConfig) -> str:

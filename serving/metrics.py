@@ -8,6 +8,7 @@ body, headers = exposition(registry), {"Content-Type": CONTENT_TYPE}
 """
 
 from collections.abc import Callable, Iterator
+from threading import Lock
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from metrale_jax.engine.request import Request
 from metrale_jax.engine.stats import PHASES, EngineStats
-from metrale_jax.speculative.policy import DraftStats
+from serving.core.parts import AbstractFigures
 
 __all__ = ["CONTENT_TYPE", "EngineCollector", "RequestHistograms", "exposition"]
 
@@ -51,11 +52,28 @@ COUNTERS = (
 )
 
 
-class EngineCollector(Collector):
-    """Asks `stats()` at each scrape. An engine's counters begin at zero with it, as Prometheus expects."""
+class EngineCollector(Collector, AbstractFigures):
+    """Asks `stats()`, if it is given, at each scrape; or the engine that was last told to `follow`.
 
-    def __init__(self, stats: Callable[[], EngineStats]):
-        self._stats = stats
+    Gauges are of that engine, and not there where there is none. Counters are sums over all engines so far: they begin
+    at zero with the collector and never go back, as Prometheus expects.
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats] | None = None):
+        self._live: list[Callable[[], EngineStats]] = [] if stats is None else [stats]
+        self._past: Counts = {}
+        self._lock = Lock()
+
+    def follow(self, stats: Callable[[], EngineStats]) -> None:
+        with self._lock:
+            self._live.append(stats)
+
+    def forget(self, stats: Callable[[], EngineStats]) -> None:
+        with self._lock:
+            if stats not in self._live:
+                return
+            self._live.remove(stats)
+            _add(self._past, _counts(stats()))
 
     def describe(self) -> list[Metric]:
         """Nothing, so that to register asks for no figures."""
@@ -63,35 +81,53 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of one moment."""
-        stats = self._stats()
-        for name, about, field in GAUGES:
-            yield GaugeMetricFamily(f"metrale_{name}", about, value=getattr(stats, field))
-        for name, about, field in COUNTERS:
-            yield CounterMetricFamily(f"metrale_{name}", about, value=getattr(stats, field))
-        blocks = GaugeMetricFamily("metrale_kv_blocks", "KV blocks of the scarcest group, by state.", labels=["state"])
-        for state in ("used", "cached", "free"):
-            blocks.add_metric([state], getattr(stats, f"{state}_blocks"))
-        yield blocks
-        seconds = CounterMetricFamily("metrale_step_seconds", "Seconds inside steps, by phase.", labels=["phase"])
-        for phase in PHASES:
-            seconds.add_metric([phase], getattr(stats, f"{phase}_s"))
-        yield seconds
-        finished = CounterMetricFamily("metrale_requests_finished", "Requests ended, by reason.", labels=["reason"])
-        for reason, count in stats.finished:
-            finished.add_metric([reason], count)
-        yield finished
-        if stats.drafts is not None:
-            yield from _of_drafts(stats.drafts)
+        with self._lock:
+            found = [stats() for stats in self._live]
+            counts = dict(self._past)
+        for stats in found:
+            _add(counts, _counts(stats))
+        if found:
+            yield from _gauges(found[-1])
+        families: dict[str, CounterMetricFamily] = {}
+        for (name, about, label, value), count in counts.items():
+            if name not in families:
+                families[name] = CounterMetricFamily(f"metrale_{name}", about, labels=[label] if label else None)
+            families[name].add_metric([value] if label else [], count)
+        yield from families.values()
 
 
-def _of_drafts(drafts: DraftStats) -> Iterator[Metric]:
-    """What is known of drafts, where an engine makes any."""
-    yield GaugeMetricFamily("metrale_draft_width", "Most drafts of a row at present; 0: none pay.", value=drafts.width)
-    for name, about, column in (("proposed", "Tokens drafted.", 0), ("accepted", "Drafts that stood.", 1)):
-        family = CounterMetricFamily(f"metrale_drafts_{name}", f"{about[:-1]}, by place in a run.", labels=["place"])
-        for place, pair in enumerate(drafts.positions, start=1):
-            family.add_metric([str(place)], pair[column])
-        yield family
+# Name, meaning, and a label with its value or two empty texts; how often.
+Counts = dict[tuple[str, str, str, str], float]
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    for name, about, field in GAUGES:
+        yield GaugeMetricFamily(f"metrale_{name}", about, value=getattr(stats, field))
+    blocks = GaugeMetricFamily("metrale_kv_blocks", "KV blocks of the scarcest group, by state.", labels=["state"])
+    for state in ("used", "cached", "free"):
+        blocks.add_metric([state], getattr(stats, f"{state}_blocks"))
+    yield blocks
+    if stats.drafts is not None:
+        about = "Most drafts of a row at present; 0: none pay."
+        yield GaugeMetricFamily("metrale_draft_width", about, value=stats.drafts.width)
+
+
+def _counts(stats: EngineStats) -> Counts:
+    found: Counts = {(name, about, "", ""): getattr(stats, field) for name, about, field in COUNTERS}
+    for phase in PHASES:
+        found["step_seconds", "Seconds inside steps, by phase.", "phase", phase] = getattr(stats, f"{phase}_s")
+    for reason, count in stats.finished:
+        found["requests_finished", "Requests ended, by reason.", "reason", reason] = count
+    if stats.drafts is not None:
+        for name, about, column in (("proposed", "Tokens drafted", 0), ("accepted", "Drafts that stood", 1)):
+            for place, pair in enumerate(stats.drafts.positions, start=1):
+                found[f"drafts_{name}", f"{about}, by place in a run.", "place", str(place)] = pair[column]
+    return found
+
+
+def _add(sums: Counts, counts: Counts) -> None:
+    for key, count in counts.items():
+        sums[key] = sums.get(key, 0) + count
 
 
 class RequestHistograms:

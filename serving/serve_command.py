@@ -10,7 +10,7 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.flags import add_flags, chosen
 from metrale_jax.llm_config import LLMConfig
 from serving.config import ServeConfig
-from serving.settings_sources import FILE_VARIABLE, printed, read_file, resolve
+from serving.settings_sources import FILE_VARIABLE, Resolved, printed, read_file, resolve
 
 ABOUT = "serve a model over gRPC and HTTP"
 # What the extra `serve` brings.
@@ -33,16 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until it is told to stop; returns the exit status: 0 after a drain, 70 where the engine died or hangs, 128
     and the signal where a second one came. Raises `MetraleError` for mistakes."""
-    from metrale_jax.runtime import default_cache_dir
-
-    environment = dict(os.environ)
-    path = arguments.config or environment.get(FILE_VARIABLE)
-    resolved = resolve(
-        chosen(arguments, ServeConfig) | chosen(arguments, LLMConfig),
-        environment,
-        read_file(path) if path else {},
-        {"compile_cache": default_cache_dir() / "programs"},
-    )
+    resolved = resolved_settings(arguments)
     if arguments.print_config:
         print(printed(resolved), end="")
         return 0
@@ -56,14 +47,29 @@ def run(arguments: argparse.Namespace) -> int:
     from serving.server import serve
 
     sys.setswitchinterval(SWITCH_S)
-    exporter = environment.get("OTEL_TRACES_EXPORTER") or "otlp"
-    protocol = environment.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     ending = serve(resolved, exporter, protocol)
     if not ending.clean:
         # A thread that hangs in a step or in a load would keep the interpreter from ending.
         sys.stdout.flush()
         os._exit(ending.status)
     return ending.status
+
+
+def resolved_settings(arguments: argparse.Namespace) -> Resolved:
+    """The settings of flags, environment and file, and the command line's own directory for compiled programs where
+    none is named. Raises `ConfigError` for mistakes in them."""
+    from metrale_jax.runtime import default_cache_dir
+
+    environment = dict(os.environ)
+    path = arguments.config or environment.get(FILE_VARIABLE)
+    return resolve(
+        chosen(arguments, ServeConfig) | chosen(arguments, LLMConfig),
+        environment,
+        read_file(path) if path else {},
+        {"compile_cache": default_cache_dir() / "programs"},
+    )
 
 
 def _is_there(package: str) -> bool:

@@ -7,33 +7,45 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.llm_config import checked_limits
+from metrale_jax.progress import Progress
+from serving.core.catalog import Wanted
+from serving.core.errors import Kind
 from serving.core.front import AbstractFront
 from serving.core.gate import Gate
 from serving.core.journal import Journal, write_all
 from serving.core.keys import KeyRing
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
-from serving.core.records import CallRecord
+from serving.core.records import CallRecord, ChangeRecord
 from serving.core.service import Parts, Service
 from serving.core.tracing import Tracing, open_tracing
-from serving.derived_settings import exposed, grpc_settings, http_settings, llm_settings, service_settings
+from serving.derived_settings import (
+    catalog,
+    exposed,
+    grpc_settings,
+    http_settings,
+    service_settings,
+    store_settings,
+)
 from serving.fronts import Fronts
 from serving.grpc.server import make_server
+from serving.http.batch_work import BatchWork
 from serving.http.desk import Desk
 from serving.http.server import make_http_server
 from serving.metrics import CONTENT_TYPE, EngineCollector, RequestHistograms, exposition
 from serving.service_metrics import CallMetrics, ServiceCollector
 from serving.settings_sources import Resolved
 from serving.side_port import SidePort
+from serving.store.store import Store
 
 if TYPE_CHECKING:
     from metrale_jax.llm import LLM
@@ -72,7 +84,7 @@ class _Server:
     """Its parts, and what befell it: the signals that came, why the engine failed, what was wrong with the model."""
 
     def __init__(self, resolved: Resolved, journal: Journal, tracing: Tracing):
-        self._config, self._llm_config, self._journal = resolved.serve, llm_settings(resolved), journal
+        self._config, self._catalog, self._journal = resolved.serve, catalog(resolved), journal
         config = self._config
         self._keys = KeyRing.open(config.key_file) if config.key_file else KeyRing.anonymous(config.anonymous_limits)
         self._lifecycle, self._registry = Lifecycle(), CollectorRegistry()
@@ -82,7 +94,11 @@ class _Server:
         self._registry.register(ServiceCollector(self._lifecycle, meter, gate))
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
-        self._parts = Parts(self._keys, meter, gate, self._lifecycle, self._observe, tracing)
+        self._histograms, figures = RequestHistograms(self._registry), EngineCollector()
+        self._registry.register(figures)
+        self._parts = Parts(
+            self._keys, meter, gate, self._lifecycle, self._observe, tracing, changed=self._changed, figures=figures
+        )
         self._signals: list[signal.Signals] = []
         self._has_served = self._failed = False
         self._mistake: MetraleError | None = None
@@ -94,18 +110,27 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._hear, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        service = Service(self._load, service_settings(self._config), self._parts)
-        fronts = self._fronts(service)
+        service = Service(self._load, service_settings(self._config), self._parts, self._catalog)
+        desk = self._desk(service)
+        fronts = self._fronts(service, desk)
         self._lifecycle.listen(partial(self._moved, loop, fronts))
         with ExitStack() as stack:
             side_port = self._open_side_port(stack)
             self._tell_where(await fronts.start(), side_port)
             try:
                 service.start()
+                if desk.batches is not None:
+                    desk.batches.start()
                 await self._stop.wait()
+                if desk.batches is not None:
+                    await desk.batches.stop()
                 await (fronts.drain(FAREWELL_S) if self._failed else self._drain(service, fronts))
             finally:
+                if desk.batches is not None:
+                    await desk.batches.stop()
                 await fronts.stop()
+                if desk.batches is not None:
+                    await desk.batches.store.close()
                 in_hand = self._has_served and not self._failed and not self._at_once.is_set()
                 clean = await service.stop(ENGINE_S if in_hand else NO_WAIT_S)
         if self._mistake is not None:
@@ -114,14 +139,26 @@ class _Server:
         self._journal.event("stopped", status=status)
         return Ending(status, clean)
 
-    def _fronts(self, service: Service) -> Fronts:
+    def _desk(self, service: Service) -> Desk:
+        """Raises `ConfigError` for a directory of files that cannot be used."""
+        config = self._config
+        metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
+        own_version, loading = version("metrale-jax"), partial(_stage, service)
+        desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats, loading)
+        settings = store_settings(config)
+        if settings is None:
+            return desk
+        store = Store(settings, time.time)
+        store.open()
+        work = BatchWork(desk, store, self._keys.caller, config.batch_in_flight, config.max_batch_lines)
+        return replace(desk, batches=work)
+
+    def _fronts(self, service: Service, desk: Desk) -> Fronts:
         config, own_version = self._config, version("metrale-jax")
         fronts: dict[str, AbstractFront] = {}
         if config.grpc_port is not None:
             fronts["grpc"] = make_server(service, grpc_settings(config, own_version))
         if config.http_port is not None:
-            metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
-            desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats)
             fronts["http"] = make_http_server(desk)
         return Fronts(fronts)
 
@@ -140,22 +177,39 @@ class _Server:
         at_once.cancel()
         await asyncio.gather(draining, at_once, return_exceptions=True)
 
-    def _load(self) -> "LLM":
-        """The model, in the engine's thread."""
+    def _load(self, wanted: Wanted, progress: Progress) -> "LLM":
+        """A model, in its engine's thread."""
         from metrale_jax.llm import LLM
 
-        options = {field.name: getattr(self._llm_config, field.name) for field in fields(self._llm_config)}
+        options = {field.name: getattr(wanted.config, field.name) for field in fields(wanted.config)}
         try:
-            llm = LLM(self._config.model, on_finish=RequestHistograms(self._registry), **options)
+            return LLM(wanted.source, progress=progress, on_finish=self._histograms, **options)
         except MetraleError as error:
-            self._mistake = error
+            if not self._has_served:
+                self._mistake = error
             raise
-        self._registry.register(EngineCollector(llm.stats))
-        return llm
 
     def _observe(self, record: CallRecord) -> None:
         self._count(record)
         self._journal(record)
+
+    def _changed(self, record: ChangeRecord) -> None:
+        self._count.change(record)
+        fault = record.outcome == Kind.INTERNAL.value or not record.freed
+        level = "error" if fault else "info" if record.outcome == "ok" else "warning"
+        retired = {"calls_ended": record.calls_ended, "freed": record.freed} if record.action == "retire" else {}
+        self._journal.event(
+            "model",
+            level,
+            action=record.action,
+            model=record.model,
+            key=record.key_id,
+            peer=record.peer,
+            outcome=record.outcome,
+            detail=record.detail,
+            seconds=round(record.seconds, 3),
+            **retired,
+        )
 
     def _moved(self, loop: asyncio.AbstractEventLoop, fronts: Fronts, state: State, reason: str) -> None:
         """Any thread may come here."""
@@ -211,6 +265,11 @@ def _logging_to(journal: Journal) -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
+
+
+def _stage(service: Service) -> dict[str, Any] | None:
+    stage = service.stage
+    return None if stage is None else {"stage": stage.name, "done": stage.done, "total": stage.total}
 
 
 def _address(host: str, port: int) -> str:

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from serving.core.gate import Gate
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
-from serving.core.records import CallRecord
+from serving.core.records import CallRecord, ChangeRecord
 from serving.metrics import SECONDS
 
 # Values of a label, so that nothing that comes from outside makes series without end.
@@ -30,10 +30,16 @@ class CallMetrics:
         self._calls = Counter("metrale_calls", "Calls ended.", ["method", "outcome"], registry=registry)
         self._tokens = Counter("metrale_key_tokens", "Tokens of calls ended.", ["key", "kind"], registry=registry)
         self._by_key = Counter("metrale_key_calls", "Calls ended.", ["key", "outcome"], registry=registry)
+        about = "Models loaded, unloaded and retired, or not."
+        self._changes = Counter("metrale_model_changes", about, ["action", "outcome"], registry=registry)
         self._queued = histogram("queue", "From a call's admission until its prompt began to run.")
         self._first = histogram("time_to_first_token", "From a call's arrival until its first token.")
         self._whole = histogram("duration", "From a call's arrival until its end.")
         self._methods, self._keys = _Names(MAX_METHODS), _Names(MAX_KEYS)
+
+    def change(self, record: ChangeRecord) -> None:
+        """Takes in a change of models that ended or was refused, or a model that is gone."""
+        self._changes.labels(record.action, record.outcome).inc()
 
     def __call__(self, record: CallRecord) -> None:
         """Takes in a call that ended."""

@@ -63,6 +63,8 @@ RANKS = {
     "metrale_jax": 12,
     "serving.chat": 11.1,
     "serving.core": 11.2,
+    "serving.store": 11.42,
+    "serving.batch": 11.41,
     "serving.openai_body": 11.3,
     "serving.openai_answer": 11.3,
     "serving.grpc": 11.4,

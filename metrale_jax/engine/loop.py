@@ -7,21 +7,23 @@ Only a row whose next token depends on rules that the host keeps (a grammar) wai
 way when the host works out what may be drawn. Not safe for threads: callers hold a lock of their own.
 """
 
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from metrale_jax.core.errors import MetraleError, RequestError
 from metrale_jax.engine import forks, moves
 from metrale_jax.engine.admission import Admitted, Ask, Limits, Watch, admitted
 from metrale_jax.engine.arrays import padded, score_targets, step_chunks
 from metrale_jax.engine.buckets import ShapePlan
+from metrale_jax.engine.deadlines import Deadlines
 from metrale_jax.engine.device import FAILURES, Device
-from metrale_jax.engine.drafting import NO_DRAFTS, Drafting, DraftStep, Timing
+from metrale_jax.engine.draft_steps import DraftSteps
+from metrale_jax.engine.drafting import Drafting
 from metrale_jax.engine.draws import Draws
 from metrale_jax.engine.hooks import Hook, ignore, told
+from metrale_jax.engine.launched import Launched
 from metrale_jax.engine.lease import BlockCopy
 from metrale_jax.engine.memory import Memory
 from metrale_jax.engine.reader import not_finite, read_prompt_scores, read_tokens
@@ -31,30 +33,6 @@ from metrale_jax.engine.search import Search, search_rows
 from metrale_jax.engine.slots import SlotTable
 from metrale_jax.engine.stats import Counters, EngineStats
 from metrale_jax.engine.waiting import WaitingQueue, rank_of
-
-
-@dataclass(frozen=True)
-class Launched:
-    """A step that the host has not read: what it drew and the requests that have a token in it, by row; the scores of
-    its prompt tokens and the chunks that they belong to; and searches with the candidates of their beams. One that only
-    runs prompts has nothing to read, and is waited for by its `mark`: so the host is never more than a step ahead."""
-
-    out: object
-    rows: tuple[tuple[int, Request], ...]
-    scores: object = None
-    chunks: tuple[Chunk, ...] = ()
-    searches: tuple[tuple[Search, list[Request], object], ...] = ()
-    timing: Timing | None = None
-    mark: object = None
-
-    @property
-    def drafted(self) -> bool:
-        """Whether it is to be seen how far its requests got."""
-        return self.timing is not None and self.timing.width > 0
-
-
-# Requests that ended before their deadlines are forgotten once there are so many more of them than of others.
-FORGOTTEN_DEADLINES = 256
 
 
 class Engine:
@@ -80,8 +58,9 @@ class Engine:
         self.slots = SlotTable(shapes.num_slots, shapes.table_width, len(memory.allocators))
         self.roster = Roster(memory, self.slots, shapes, limits, self.counters, clock)
         self.draws = Draws(self.slots, shapes, limits)
-        self._unread: deque[Launched] = deque()
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self.draft_steps = DraftSteps(self)
+        self.unread: deque[Launched] = deque()
+        self._deadlines = Deadlines()
         self._num_resets = 0
         self._num_submitted = 0
 
@@ -122,7 +101,7 @@ class Engine:
         request.rank = rank_of(request.request_id, params.priority)
         if params.deadline_s is not None:
             request.deadline = request.queued_at + params.deadline_s
-            heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
+            self._deadlines.add(request)
         return request
 
     def cancel(self, request: Request) -> None:
@@ -131,7 +110,8 @@ class Engine:
 
     def settle(self) -> None:
         """Waits for all that is under way: then every request has the tokens that were drawn for it."""
-        self._read_all()
+        while self.unread:
+            self._read_oldest()
 
     @property
     def memory(self) -> Memory:
@@ -156,7 +136,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.roster.num_waiting or self.roster.busy or self._unread)
+        return bool(self.roster.num_waiting or self.roster.busy or self.unread)
 
     def step(self) -> bool:
         """Plans and launches one step, reads what is due, and says whether work is left.
@@ -176,10 +156,11 @@ class Engine:
     def _step(self) -> None:
         began = self.clock()
         self.counters.enter("plan", began)
-        self._end_late_ones(began)
-        drafts = self._planned_drafts()
+        for request in self._deadlines.passed(began, self.roster.num_waiting + len(self.roster.busy)):
+            self._finish(request, "abort")
+        drafts = self.draft_steps.planned()
         decoding, copies = self._rows_with_room()
-        lens = self._with_room_for_drafts(decoding, drafts, copies)
+        lens = self.draft_steps.with_room(decoding, drafts, copies)
         chunks = self.roster.planned_chunks(len(decoding))
         if copies:
             self.guarded(decoding, lambda: self.device.copy_blocks(copies))
@@ -191,11 +172,11 @@ class Engine:
             num_launched += self._launch_whole(whole)
             decoding, chunks = self._still_there(decoding, chunks)
         if any([lens.get(request) for request in decoding]):
-            num_launched += self._launch_drafts(decoding, lens, drafts.width, alone=not chunks)
+            num_launched += self.draft_steps.launch(decoding, lens, drafts.width, alone=not chunks)
             decoding, chunks = self._still_there(decoding, chunks)
             decoding = [request for request in decoding if request.search is not None]
         num_launched += sum(self._launch(*part) for part in self._parts(decoding, chunks))
-        while len(self._unread) > num_launched:
+        while len(self.unread) > num_launched:
             self._read_oldest()
         moves.settle_spilled(self)
 
@@ -207,48 +188,9 @@ class Engine:
         """Asserts that everything held belongs to a request, and that an idle engine holds nothing."""
         self.roster.check()
 
-    def _end_late_ones(self, now: float) -> None:
-        if len(self._deadlines) > 2 * (self.roster.num_waiting + len(self.roster.busy)) + FORGOTTEN_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
-            heapq.heapify(self._deadlines)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            if not request.finished:
-                request.error = RequestError(
-                    f"deadline of {request.params.deadline_s} s passed after {len(request.output)} tokens; allow more "
-                    "time, or ask for fewer tokens.",
-                    "deadline_s",
-                )
-                self._finish(request, "abort")
-
     # Decoding: who runs a token more, and with which blocks.
 
-    def _planned_drafts(self) -> DraftStep:
-        """What this step drafts; if anything, all that was drawn before is read."""
-        if self.drafting is None:
-            return NO_DRAFTS
-        if any(launched.drafted for launched in self._unread):
-            self._read_all()
-        drafts = self.drafting.planned(self.roster.running.values())
-        if drafts.width:
-            self._read_all()
-        return drafts
-
-    def _with_room_for_drafts(
-        self, decoding: list[Request], drafts: DraftStep, copies: list[BlockCopy]
-    ) -> dict[Request, int]:
-        """How many tokens to draft of each request that decodes, fewer where blocks are short; what its blocks need
-        first is added to `copies`."""
-        lens: dict[Request, int] = {}
-        for request in decoding if drafts.width else ():
-            if request.search is None:
-                wanted = min(drafts.lens.get(request.request_id, 0), self.drafting.room(request))
-                if wanted and request.seq_len + 1 + wanted > request.lease.capacity:
-                    copies += self._grown(request, request.seq_len + 1 + wanted) or ()
-                lens[request] = min(wanted, request.lease.capacity - request.seq_len - 1)
-        return lens
-
-    def _grown(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
+    def grown(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
         """The copies that make room for so many tokens of a request; None if there are too few blocks."""
         changed = request.lease.drop_behind_windows(request.seq_len)
         first = len(request.lease.tables[0])
@@ -269,7 +211,7 @@ class Engine:
         while True:
             decoding = [request for request in self.roster.running.values() if request.wants_more]
             for request in [one for one in decoding if one.seq_len >= one.lease.capacity]:
-                grown = self._grown(request, request.seq_len + 1)
+                grown = self.grown(request, request.seq_len + 1)
                 if grown is None:
                     self._preempt_newest()
                     break
@@ -283,14 +225,14 @@ class Engine:
         limit = self.limits.recompute_len
         outgrown = [r for r in self.roster.running.values() if r.known_len <= limit <= r.seq_len]
         if outgrown:
-            self._read_all()
+            self.settle()
         for request in outgrown:
             if not request.finished:
                 self.roster.requeue(request)
 
     def _preempt_newest(self) -> None:
         before = len(self.roster.running)
-        self._read_all()
+        self.settle()
         if len(self.roster.running) < before:
             return  # some had ended
         victim = max(self.roster.busy, key=lambda request: (request.rank, request.request_id), default=None)
@@ -317,7 +259,7 @@ class Engine:
         followers = [one for request in requests for one in request.followers]
         launched = self.guarded([*requests, *followers], lambda: self._drawn_whole(requests))
         if launched is not None:
-            self._unread.append(launched)
+            self.unread.append(launched)
         return launched is not None
 
     def _drawn_whole(self, requests: list[Request]) -> Launched:
@@ -352,33 +294,18 @@ class Engine:
         if not decoding and not chunks:
             return False
         sizes = self.shapes.advance(len(decoding), sum(size for _, size in chunks), len(chunks))
-        if not self.device.has_run(sizes) and self._unread:
+        if not self.device.has_run(sizes) and self.unread:
             # What is drawn already need not wait for a compiler: the next step runs this one.
-            self._read_all()
+            self.settle()
             return False
         requests = [*decoding, *(one for request, _ in chunks for one in (request, *request.followers))]
-        timing = self._plain_timing(decoding, chunks)
+        timing = self.draft_steps.plain_timing(decoding, chunks)
         launched = self.guarded(requests, lambda: self._dispatched(decoding, chunks, sizes))
         if launched is not None:
             launched = replace(launched, timing=timing)
             self.counters.num_steps += 1
-            self._unread.append(launched)
+            self.unread.append(launched)
         return launched is not None
-
-    def _launch_drafts(self, decoding: list[Request], lens: dict[Request, int], width: int, alone: bool) -> bool:
-        """Dispatches the drafting and verifying of all but beams; returns whether there is something to read of it."""
-        requests = [request for request in decoding if request.search is None]
-        num_rows = self.shapes.row_bucket(len(requests))
-        counts = tuple([lens[request] for request in requests])
-        timing = Timing(self.clock(), width, num_rows, self.device.num_compiles if alone else -1, counts)
-        out = self.guarded(requests, lambda: self.draws.drafted(self.device, requests, counts, width))
-        if out is None:
-            return False
-        for request in requests:
-            request.in_flight += 1
-        self.counters.num_steps += 1
-        self._unread.append(Launched(out, tuple(enumerate(requests)), timing=timing))
-        return True
 
     def _dispatched(self, decoding: list[Request], chunks: list[Chunk], sizes) -> Launched:
         rows = self.draws.decode_rows(decoding, sizes.decode_rows, self.device) if decoding else None
@@ -412,7 +339,7 @@ class Engine:
         """What is drawn from the rows of `hidden`, for the requests that go with them."""
         if any([request.constraint is not None for _, request in drawing]):
             resets = self._num_resets
-            self._read_all()
+            self.settle()
             if resets != self._num_resets:
                 return Launched(None, ())  # this step's pool is lost as well
         searching = search_rows(drawing)
@@ -454,7 +381,7 @@ class Engine:
             self._fail(request, RequestError(f"request {request.request_id}: {reason}; submit it again."))
         if pool_lost:
             # What others had in it is recomputed; tokens that nobody has read are drawn again.
-            self._unread.clear()
+            self.unread.clear()
             self.roster.memory.forget(distrusted=False)
             self.device.reset()
             self.roster.forget_moves()
@@ -470,14 +397,10 @@ class Engine:
 
     # Reading and ending.
 
-    def _read_all(self) -> None:
-        while self._unread:
-            self._read_oldest()
-
     def _read_oldest(self) -> None:
         before = self.counters.enter("read", self.clock())
         try:
-            self._read(self._unread.popleft())
+            self._read(self.unread.popleft())
         finally:
             self.counters.enter(before, self.clock())
 
@@ -504,7 +427,7 @@ class Engine:
         if not host.finite.all() and not all(host.finite[row] for row, _ in launched.rows):
             self.roster.memory.forget(distrusted=True)  # what made it may be among the kept blocks
         if launched.drafted:
-            self._went_on(launched.rows, host.num_tokens)
+            self.draft_steps.went_on(launched.rows, host.num_tokens)
             if resets != self._num_resets:
                 return
         now, before = self.clock(), sum([len(request.output) for _, request in launched.rows])
@@ -518,25 +441,6 @@ class Engine:
                 self._fail(request, error)
             else:
                 self._finish(request, reason)
-
-    def _plain_timing(self, decoding: list[Request], chunks: list[Chunk]) -> Timing | None:
-        """What a step that decodes without drafts is timed by, where anybody wants to know."""
-        if self.drafting is None or chunks or any(request.search is not None for request in decoding):
-            return None
-        return Timing(self.clock(), 0, self.shapes.row_bucket(len(decoding)), self.device.num_compiles)
-
-    def _went_on(self, rows: Sequence[tuple[int, Request]], counts) -> None:
-        """Requests stand where their accepted drafts end; what is kept of their state on the way is."""
-        copies = moves.Copies()
-        for row, request in rows:
-            if not request.finished:
-                before = request.seq_len
-                request.seq_len += int(counts[row])
-                copies.slots[self.roster.memory.checkpoint(request, before)] = request.slot
-                if request.seq_len - before == 1:
-                    copies.limit(request, self.limits.norm_tokens)
-        requests = [request for _, request in rows if request.slot in copies.limited]
-        self.guarded(requests, lambda: copies.run(self, None, 0))
 
     def _advance_search(self, search: Search, rows: list[Request], candidates) -> None:
         leader = search.leader

@@ -54,6 +54,11 @@ class ChatTemplate:
         """The sources of all templates, one behind the other: what they mention, models know."""
         return "\n".join(self._sources.values())
 
+    @property
+    def default(self) -> str | None:
+        """The source of the one that serves where nothing else is asked for, or nothing."""
+        return self._sources.get("default")
+
     def save(self, directory: Path) -> None:
         """Nothing; `directory` holds the templates in the files that transformers gives them."""
         for name, source in self._sources.items():

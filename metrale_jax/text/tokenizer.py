@@ -56,12 +56,8 @@ class Tokenizer:
         """
         directory = Path(directory)
         self._backend.save(str(directory / "tokenizer.json"))
-        named = dict(self._special_tokens.strings)
-        extra = {name: named.pop(name) for name in list(named) if not name.endswith("_token")}
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-        if extra:
-            config["extra_special_tokens"] = extra
-        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(self.config, indent=2) + "\n"
+        (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
         self._chat_template.save(directory)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -140,6 +136,19 @@ class Tokenizer:
         """The description of the backend's decoder as its library serialises it, or nothing where it has none."""
         decoder = self._backend.decoder
         return None if decoder is None else json.loads(decoder.__getstate__())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What tokenizer_config.json holds for it: the special tokens by their names."""
+        named = dict(self._special_tokens.strings)
+        extra = {name: named.pop(name) for name in list(named) if not name.endswith("_token")}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+        return config | ({"extra_special_tokens": extra} if extra else {})
+
+    @property
+    def default_chat_template(self) -> str | None:
+        """The source of the chat template that serves where none is named, or nothing."""
+        return self._chat_template.default
 
     @property
     def has_chat_template(self) -> bool:

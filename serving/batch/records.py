@@ -2,7 +2,7 @@
 """Output lines. Each carries the number of its input line, which is how a batch knows what is done."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,14 @@ class Told:
 
 def chat_record(origin: Origin, result: GenerationResult, told: Told) -> dict[str, Any]:
     """The output line of a chat completion."""
-    return _response(origin, chat_completion(result, told.label(f"chatcmpl-{origin.line:012d}")))
+    body = chat_completion(result, told.label(f"chatcmpl-{origin.line:012d}"))
+    return response_record(origin, 200, body, origin.answer_id)
 
 
 def completion_record(origin: Origin, result: GenerationResult, told: Told) -> dict[str, Any]:
     """The output line of a text completion."""
-    return _response(origin, text_completion(result, told.label(f"cmpl-{origin.line:012d}")))
+    body = text_completion(result, told.label(f"cmpl-{origin.line:012d}"))
+    return response_record(origin, 200, body, origin.answer_id)
 
 
 def plain_record(origin: Origin, result: GenerationResult, told: Told) -> dict[str, Any]:
@@ -64,6 +66,12 @@ def plain_record(origin: Origin, result: GenerationResult, told: Told) -> dict[s
         "generated_tokens": sum(choice.usage.generated_tokens for choice in result.choices),
     }
     return {**record, "error": None}
+
+
+def response_record(origin: Origin, status: int, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    """The output line of a request in OpenAI's form: what HTTP would have answered."""
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return {**_head(origin), "response": response, "error": None, "line": origin.line}
 
 
 def error_record(origin: Origin, code: str, message: str) -> dict[str, Any]:
@@ -85,11 +93,6 @@ def _head(origin: Origin) -> dict[str, Any]:
 
 def _identity(origin: Origin) -> dict[str, Any]:
     return {} if origin.key is None else {origin.key_name: origin.key}
-
-
-def _response(origin: Origin, body: dict[str, Any]) -> dict[str, Any]:
-    response = {"status_code": 200, "request_id": origin.answer_id, "body": body}
-    return {**_head(origin), "response": response, "error": None, "line": origin.line}
 
 
 def _choice(result: GenerationResult) -> dict[str, Any]:

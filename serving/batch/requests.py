@@ -2,7 +2,7 @@
 """One line of the input as a `Job`, or the reason why it is none."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -130,21 +130,27 @@ def seed_of(origin: Origin) -> int:
     return int.from_bytes(blake2b(str(named).encode(), digest_size=4).digest())
 
 
-def _openai(record: Mapping[str, Any], defaults: Mapping[str, Any]):
+def openai_body(record: Mapping[str, Any], urls: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """The url and the body of a line in OpenAI's form. Raises `RequestError` for one that is none."""
     for name in record:
         if name not in OPENAI_FIELDS:
             raise RequestError(f"{name} is no field of a batch line; put it into body or leave it out.")
     method, url, body = record.get("method", "POST"), record.get("url"), record.get("body")
     if method != "POST":
         raise RequestError(f"method={shown(method)} is not served; use POST.")
-    endpoint = ENDPOINTS.get(url) if isinstance(url, str) else None
-    if endpoint is None:
-        raise RequestError(f"url={shown(url)} is not served; use one of {', '.join(ENDPOINTS)}.")
+    if not isinstance(url, str) or url not in urls:
+        use = f"one of {', '.join(urls)}" if len(urls) > 1 else "".join(urls)
+        raise RequestError(f"url={shown(url)} is not served; use {use}.")
     if not isinstance(body, dict):
         raise RequestError(f"body of type {type(body).__name__} is no object; give the request's fields.")
     if body.get("stream"):
         raise RequestError("stream=true has no meaning in a batch; leave it out.")
-    return *endpoint.read(body, defaults), endpoint.write
+    return url, body
+
+
+def _openai(record: Mapping[str, Any], defaults: Mapping[str, Any]):
+    url, body = openai_body(record, ENDPOINTS)
+    return *ENDPOINTS[url].read(body, defaults), ENDPOINTS[url].write
 
 
 def _plain(record: Mapping[str, Any], defaults: Mapping[str, Any]):

@@ -10,8 +10,9 @@ from metrale_jax.core.errors import MetraleError
 from serving.batch.backend import Backend, Ticket
 from serving.batch.done import SeenIds
 from serving.batch.formats import Source
+from serving.batch.lines import undone_lines
 from serving.batch.records import Origin, Told, error_record, spelt
-from serving.batch.requests import BadLine, Job, decoded, job_of, origin_of
+from serving.batch.requests import Job, job_of
 from serving.batch.signals import StopWish
 from serving.batch.sink import DirectSink, HeldSink
 from serving.batch.window import grouped
@@ -139,33 +140,17 @@ class _Run:
         self._progress(1, tokens)
 
     def _jobs(self) -> Iterator[Job]:
-        for line, raw in self._source.rows():
-            if not raw:
-                if line not in self._sink.done:
-                    self._sink.skip(line)
-                    self._progress(1, 0)
-                continue
-            try:
-                job = self._job(line, raw)
-            except BadLine as error:
-                if line not in self._sink.done:
-                    self._refuse(error.origin, error.code, str(error))
-                continue
-            if job:
-                yield job
+        for line in undone_lines(self._source, self._sink.done, self._ids, self._job):
+            if line.fault is not None:
+                self._refuse(line.fault.origin, line.fault.code, str(line.fault))
+            elif line.job is None:
+                self._sink.skip(line.number)
+                self._progress(1, 0)
+            else:
+                yield line.job
 
-    def _job(self, line: int, raw: bytes) -> Job | None:
-        record = decoded(line, raw)
-        origin = origin_of(line, record)
-        if origin.key is not None:
-            first = self._ids.first_line(origin.spelling, line)
-            if first != line:
-                name, unnamed = origin.key_name, Origin(line, origin.openai)
-                message = f"{name}={origin.key!r} is taken by line {first}; give each line its own."
-                raise BadLine("duplicate_id", message, unnamed)
-        if line in self._sink.done:
-            return None
-        return job_of(origin, record, self._settings.defaults, len(raw))
+    def _job(self, origin: Origin, record: Mapping[str, Any], num_bytes: int) -> Job:
+        return job_of(origin, record, self._settings.defaults, num_bytes)
 
     def _sync_when_due(self) -> None:
         now = time.monotonic()

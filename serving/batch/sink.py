@@ -40,6 +40,38 @@ class DirectSink:
         self._target.close()
 
 
+class SplitSink:
+    """Lines as they finish, in two outputs: one for those that were `answered`, one for those that were not."""
+
+    def __init__(self, answered: Target, refused: Target):
+        self.done = DoneLines()
+        self._targets = {True: answered, False: refused}
+        self.counts = {True: 0, False: 0}
+        for is_answer, target in self._targets.items():
+            for line in target.recover():
+                self.counts[is_answer] += self.done.add(line)
+
+    def put(self, line: int, text: bytes, is_answer: bool) -> None:
+        """Writes an output line. Raises `BatchError` and leaves what is there whole."""
+        self._targets[is_answer].append([text])
+        self.done.add(line)
+        self.counts[is_answer] += 1
+
+    def skip(self, line: int) -> None:
+        """Passes over an input line that gets no output."""
+        self.done.add(line)
+
+    def sync(self) -> None:
+        """Waits until the disk holds all."""
+        for target in self._targets.values():
+            target.sync()
+
+    def close(self) -> None:
+        """Ends the writing."""
+        for target in self._targets.values():
+            target.close()
+
+
 class HeldSink:
     """Lines that wait in a journal: for those before them if `ordered`, and for the target's `min_rows`.
 

@@ -2,8 +2,20 @@
 """Jobs in an order that lets neighbours share prefixes, a bounded window at a time."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
-from serving.batch.requests import Job
+
+class Sortable(Protocol):
+    """A job of `num_bytes` of input; `sort_key`s compare as prompts begin."""
+
+    num_bytes: int
+
+    @property
+    def sort_key(self) -> Any:
+        """What it is sorted by."""
+
+
+Job = TypeVar("Job", bound=Sortable)
 
 
 def grouped(jobs: Iterable[Job], max_jobs: int, max_bytes: int) -> Iterator[Job]:

@@ -18,11 +18,13 @@ def _unrendered(messages: Any, **variables: Any) -> str:
 @dataclass(frozen=True)
 class ChatModel:
     """`template` is the source of its chat templates, `render` makes a prompt of messages and template variables
-    (raises `MetraleError`), and `special_tokens` are the ids of those that answers leave out, by their text."""
+    (raises `MetraleError`), `special_tokens` are the ids of those that answers leave out, by their text. `config` is
+    what a tokenizer_config.json says."""
 
     template: str = ""
     render: Callable[..., str] = _unrendered
     special_tokens: Mapping[str, int] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def takes_tools(self) -> bool:

@@ -11,15 +11,19 @@ from serving.core.calls import (
     EmbedCall,
     ForkCall,
     GenerateCall,
+    LoadCall,
     ScoreCall,
     TokenizeCall,
+    UnloadCall,
 )
+from serving.core.changes import ModelStatus
 from serving.core.errors import ServiceError
 from serving.core.events import Embedded, Event, ModelCard, Scored
 
 
-class AbstractService(ABC):
-    """Calls from the event loop; every method raises `ServiceError` and nothing else but cancellation.
+class AbstractCalls(ABC):
+    """What can be asked of a model. Calls from the event loop; every method raises `ServiceError` and nothing else but
+    cancellation.
 
     A generator that is closed, or whose task is cancelled, ends its requests in the engine within a step.
     """
@@ -50,11 +54,25 @@ class AbstractService(ABC):
 
     @abstractmethod
     def models(self) -> Sequence[ModelCard]:
-        """The models there are; none while one loads."""
+        """The models that serve; none while none does."""
+
+    @abstractmethod
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """A token's text and bytes, for log-probabilities."""
 
     @abstractmethod
     def chat_model(self) -> ChatModel:
         """What has to be known of the model to chat with it. Raises `ServiceError` (UNAVAILABLE) while none serves."""
+
+
+class AbstractService(AbstractCalls):
+    """A service whose model may be changed. What it is asked goes to the model that serves at that moment, and is
+    answered by that one to its end."""
+
+    @abstractmethod
+    def pinned(self) -> AbstractCalls:
+        """The calls of one model, for who asks more than one thing that have to fit together: tokens and their texts.
+        It is the one that serves when the first is asked. To be made for each of a caller's calls and not kept."""
 
     @abstractmethod
     def authenticate(self, token: str | None, peer: str) -> Caller:
@@ -65,5 +83,24 @@ class AbstractService(ABC):
         """Nothing; a front ended a call by `error`, before or after the service heard of it: it leaves one record."""
 
     @abstractmethod
-    def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """A token's text and bytes, for log-probabilities."""
+    async def load_model(self, call: LoadCall, caller: Caller) -> ModelStatus:
+        """How things stand once the model serves that was asked for. Calls of the one before go on to their end; where
+        this one cannot be loaded, that one serves on. A caller that no longer waits takes nothing back.
+
+        Raises `ServiceError`: FORBIDDEN for who may not or a model that may not be loaded, CONFLICT while another
+        change is under way, INVALID for a model or options that are wrong, INTERNAL where loading failed.
+        """
+
+    @abstractmethod
+    async def unload_model(self, call: UnloadCall, caller: Caller) -> ModelStatus:
+        """How things stand once no model is there and its memory is free. Calls are refused from the start on. Raises
+        as `load_model`; CONFLICT also where no model is there."""
+
+    @abstractmethod
+    def model_status(self, caller: Caller) -> ModelStatus:
+        """How things stand. Raises `ServiceError` (FORBIDDEN) for who may not change models."""
+
+    @abstractmethod
+    def model_changes(self, caller: Caller) -> AsyncIterator[ModelStatus]:
+        """How things stand, and again whenever that is different, until no change is under way. Raises `ServiceError`
+        (FORBIDDEN) for who may not change models."""

@@ -25,24 +25,29 @@ class Prompt:
 @dataclass(frozen=True)
 class Caller:
     """Who asks. `key_id` names the key in logs and metrics ("" without keys); its secret is never here. `salt` parts
-    its cached prefixes from other callers'. `peer` is the transport's address, `trace` an incoming traceparent."""
+    its cached prefixes from other callers'. `peer` is the transport's address, `trace` an incoming traceparent. `admin`
+    is whether the key may change models; nobody may without one."""
 
     key_id: str = ""
     salt: str = ""
     peer: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
+    admin: bool = False
 
 
 @dataclass(frozen=True)
 class CallInfo:
     """What goes with every call: the `model` asked for ("" for the one there is), the caller's or a fresh `request_id`,
     the `method` for logs and metrics, and the seconds from now that the caller will wait (None: as long as it takes).
+    Nobody waits for a call in the `background`: its turn comes when no other call waits for one, and it counts neither
+    against the limits of its key nor against those of the queue. Whoever makes such calls bounds how many there are.
     """
 
     model: str = ""
     request_id: str = ""
     method: str = ""
     timeout_s: float | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,28 @@ class DetokenizeCall:
     token_ids: tuple[int, ...]
     skip_special_tokens: bool = False
     info: CallInfo = CallInfo()
+
+
+@dataclass(frozen=True)
+class LoadCall:
+    """Another model in the place of the one that serves. `model` is one of those that may be loaded, "" the one that is
+    there (or was last): it is read again. `served_name` is what clients shall call it (""; its own name). `options` are
+    for `LLM`, beside the operator's; None takes one of these back.
+
+    `drain_first` unloads the old one before the new one is loaded: it needs no memory for both, and calls that come
+    meanwhile are refused. False never does, and None does where the device has no room for both. Calls of the old one
+    have `grace_s` to end (None: as long as they take).
+    """
+
+    model: str = ""
+    served_name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    drain_first: bool | None = None
+    grace_s: float | None = None
+
+
+@dataclass(frozen=True)
+class UnloadCall:
+    """No model in the place of the one that serves. Calls of it have `grace_s` to end (None: as long as they take)."""
+
+    grace_s: float | None = None

@@ -35,4 +35,5 @@ def chat_model(llm: "LLM") -> ChatModel:
     if tokenizer is None:
         return ChatModel()
     special = {tokenizer.id_to_token(token): token for token in tokenizer.special_token_ids}
-    return ChatModel(tokenizer.chat_template_source, tokenizer.apply_chat_template, special)
+    config = tokenizer.config | {"chat_template": tokenizer.default_chat_template}
+    return ChatModel(tokenizer.chat_template_source, tokenizer.apply_chat_template, special, config)

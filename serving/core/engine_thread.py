@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from metrale_jax.core.errors import MetraleError
 from metrale_jax.engine.device import FAILURES
+from serving.core.changes import LoadAbandoned
 from serving.core.errors import Kind, ServiceError
 from serving.core.intake import as_service_error
 from serving.core.jobs import EmbedJob, GenerateJob
@@ -30,7 +31,8 @@ MAX_PURGES = 3
 
 class EngineThread:
     """Runs `load()`, then steps it while there is work. `deliver(reports)` is called in the thread after each step that
-    has news; `on_ready(llm)` once it is loaded and warm, `on_death(reason)` if the thread ends without being told to.
+    has news; `on_ready(llm)` once it is loaded and warm, `on_death(reason)` if the thread ends without being told to,
+    by `error`. One that is told to end while it loads does so after the load, or when that asks (see `LoadProgress`).
 
     `pulse` says what it is at: "load", "warm", "step", "compile" (inside a step), "idle", "ended".
     """
@@ -51,7 +53,8 @@ class EngineThread:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._jobs: dict[int, GenerateJob] = {}
         self._embeds: deque[EmbedJob] = deque()
-        self._stopping = False
+        self._stopping = self._ending = False
+        self.error: BaseException | None = None
         self._num_raised = self._num_purges = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -70,6 +73,7 @@ class EngineThread:
 
     def stop(self, timeout_s: float) -> bool:
         """Asks it to end; whether it has, after at most so long."""
+        self._ending = True
         self.put(StopOrder())
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -77,17 +81,25 @@ class EngineThread:
     def _run(self) -> None:
         try:
             llm = self._loaded()
-            self._serve(llm)
+            if llm is not None:
+                self._serve(llm)
+        except LoadAbandoned:
+            LOG.info("a load was given up")
         except BaseException as error:
-            self.pulse.enter("ended")
             LOG.exception("the engine thread ends")
-            self._on_death(_told(error))
-        else:
+            self.error = error
             self.pulse.enter("ended")
+            self._on_death(_told(error))
+        finally:
+            self.pulse.enter("ended")
+            self._jobs.clear()
+            self._embeds.clear()
 
-    def _loaded(self) -> "LLM":
+    def _loaded(self) -> "LLM | None":
         self.pulse.enter("load")
         llm = self._load()
+        if self._ending:
+            return None
         steps = llm.loaded.steps
         inner = steps.on_compile
         steps.on_compile = lambda name: self._compiling(inner, name)
@@ -95,6 +107,8 @@ class EngineThread:
         if self._warm_up:
             self.pulse.enter("warm")
             llm.warm_up()
+        if self._ending:
+            return None
         self._on_ready(llm)
         return llm
 

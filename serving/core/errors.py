@@ -13,6 +13,7 @@ class Kind(Enum):
     UNAUTHENTICATED = "unauthenticated"  # no key, or an unknown one
     FORBIDDEN = "forbidden"  # the key may not do this
     NOT_FOUND = "not_found"  # no such model
+    CONFLICT = "conflict"  # what is under way has to end first
     EXHAUSTED = "exhausted"  # a limit of the key or of the server; `retry_after_s` says when to come again
     TOO_LATE = "too_late"  # the deadline passed
     CANCELLED = "cancelled"  # the caller took it back

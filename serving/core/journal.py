@@ -30,6 +30,7 @@ OWN_WORDS = {
     for kind in (
         Kind.UNAUTHENTICATED,
         Kind.FORBIDDEN,
+        Kind.CONFLICT,
         Kind.EXHAUSTED,
         Kind.TOO_LATE,
         Kind.CANCELLED,

@@ -8,6 +8,7 @@ requests_per_minute = 60      # this and the next two: 0 or nothing is no limit
 tokens_per_minute = 100000
 max_concurrent = 4
 salt = "team-a"               # keys of one salt share cached prefixes; without it a key shares with nobody
+admin = true                  # may change models, where the server allows it at all; false without it
 """
 
 import hashlib
@@ -51,17 +52,19 @@ class KeyLimits:
 
 
 LIMIT_NAMES = tuple(one.name for one in fields(KeyLimits))
-KEY_NAMES = ("id", "token", "token_sha256", "salt", *LIMIT_NAMES)
+KEY_NAMES = ("id", "token", "token_sha256", "salt", "admin", *LIMIT_NAMES)
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key without its secret: `digest` is the token's SHA-256. Neither it nor the salt is ever shown."""
+    """A key without its secret: `digest` is the token's SHA-256. Neither it nor the salt is ever shown. `admin` is
+    whether it may change models."""
 
     id: str
     digest: bytes = field(repr=False)
     salt: str = field(repr=False)
     limits: KeyLimits = KeyLimits()
+    admin: bool = False
 
 
 class KeyRing:
@@ -108,7 +111,17 @@ class KeyRing:
             raise ServiceError(
                 Kind.UNAUTHENTICATED, "the call's key is not known here; send one that the server was given."
             )
-        return Caller(key_id=found.id, salt=found.salt, peer=peer)
+        return Caller(key_id=found.id, salt=found.salt, peer=peer, admin=found.admin)
+
+    def caller(self, key_id: str) -> Caller:
+        """Who holds the key of that name, for work that goes on without them. Raises `ServiceError` (UNAUTHENTICATED)
+        for a key that was taken away meanwhile."""
+        if self._anonymous is not None and not key_id:
+            return Caller()
+        for key in self._keys:
+            if key.id == key_id:
+                return Caller(key_id=key.id, salt=key.salt)
+        raise _taken_back()
 
     def limits_of(self, key_id: str) -> KeyLimits:
         """What a key may do. Raises `ServiceError` (UNAUTHENTICATED) for one that was taken away meanwhile."""
@@ -117,7 +130,11 @@ class KeyRing:
         for key in self._keys:
             if key.id == key_id:
                 return key.limits
-        raise ServiceError(Kind.UNAUTHENTICATED, "the call's key was taken back; send one that the server was given.")
+        raise _taken_back()
+
+
+def _taken_back() -> ServiceError:
+    return ServiceError(Kind.UNAUTHENTICATED, "the call's key was taken back; send one that the server was given.")
 
 
 def _read(path: Path) -> tuple[Key, ...]:
@@ -176,13 +193,16 @@ def _key(entry: Mapping[str, Any], where: str) -> Key:
         value = entry.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"{where}: {name} is not an integer from 0; give a count, 0 for no limit.")
+    admin = entry.get("admin", False)
+    if not isinstance(admin, bool):
+        raise ConfigError(f"{where}: admin is not true or false; give one, or leave it out.")
     digest, salt = _digest(entry, where), entry.get("salt")
     if salt is None:
         # Stable over restarts, the same for token and token_sha256, and no way back to either.
         salt = hmac.new(digest, b"metrale-jax prefix cache", hashlib.sha256).hexdigest()
     elif not isinstance(salt, str) or not salt:
         raise ConfigError(f"{where}: salt is not a text of one character or more; give one, or leave it out.")
-    return Key(key_id, digest, salt, KeyLimits(**{name: entry.get(name, 0) for name in LIMIT_NAMES}))
+    return Key(key_id, digest, salt, KeyLimits(**{name: entry.get(name, 0) for name in LIMIT_NAMES}), admin)
 
 
 def _digest(entry: Mapping[str, Any], where: str) -> bytes:

@@ -43,3 +43,22 @@ def refusal(method: str, peer: str, error: ServiceError) -> CallRecord:
 
 # Called on the event loop at a call's end; must be quick.
 Observer = Callable[[CallRecord], None]
+
+
+@dataclass(frozen=True)
+class ChangeRecord:
+    """A change of models whose outcome is known, or a model that is gone. `action` is "load", "unload" or "retire";
+    `key_id` and `peer` say who asked, "" for the server itself; `outcome` and `detail` are as in `CallRecord`.
+
+    Of a model that is gone `calls_ended` were ended for it, and `freed` says whether its memory is.
+    """
+
+    action: str
+    model: str
+    key_id: str = ""
+    peer: str = ""
+    outcome: str = "ok"
+    detail: str = ""
+    seconds: float = 0.0
+    calls_ended: int = 0
+    freed: bool = True

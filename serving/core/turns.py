@@ -6,19 +6,30 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class _Waiting(NamedTuple):
+    """A call that waits, in the order of its key's calls."""
+
+    background: bool
+    priority: int
+    arrival: int
+    num_answers: int
+    turn: asyncio.Future
 
 
 @dataclass
 class _Line:
-    """One key's calls: so many inside, and those that wait, by priority and then by arrival."""
+    """One key's calls: so many inside, and those that wait."""
 
     num_inside: int = 0
-    waiting: list[tuple[int, int, int, asyncio.Future]] = field(default_factory=list)
+    waiting: list[_Waiting] = field(default_factory=list)
     served: int = 0
 
-    def head(self) -> tuple[int, int, int, asyncio.Future] | None:
+    def head(self) -> _Waiting | None:
         """The next of those that still wait."""
-        while self.waiting and self.waiting[0][3].cancelled():
+        while self.waiting and self.waiting[0].turn.cancelled():
             heapq.heappop(self.waiting)
         return self.waiting[0] if self.waiting else None
 
@@ -27,7 +38,8 @@ class Turns:
     """Lets answers into the engine while fewer than `max_inside()` are there; the rest wait here, not in its queue.
 
     Whose key has the fewest inside is next, of those the one that was served longest ago: a key that floods the server
-    waits for itself. Of one key the lower priority is first, then who came first.
+    waits for itself. Of one key the lower priority is first, then who came first. Calls in the background wait until no
+    other call of any key does.
     """
 
     def __init__(self, max_inside: Callable[[], int]):
@@ -39,13 +51,13 @@ class Turns:
     @property
     def num_waiting(self) -> int:
         """Calls that wait for their turn."""
-        return sum(not entry[3].done() for line in self._lines.values() for entry in line.waiting)
+        return sum(not entry.turn.done() for line in self._lines.values() for entry in line.waiting)
 
-    async def take(self, key_id: str, priority: int, num_answers: int) -> "Turn":
+    async def take(self, key_id: str, priority: int, num_answers: int, background: bool = False) -> "Turn":
         """The turn of a call, when it comes."""
         line = self._lines.setdefault(key_id, _Line())
         mine = asyncio.get_running_loop().create_future()
-        heapq.heappush(line.waiting, (priority, next(self._arrivals), num_answers, mine))
+        heapq.heappush(line.waiting, _Waiting(background, priority, next(self._arrivals), num_answers, mine))
         self._admit()
         try:
             await mine
@@ -62,12 +74,12 @@ class Turns:
             lines = [line for line in self._lines.values() if line.head() is not None]
             if not lines:
                 return
-            line = min(lines, key=lambda one: (one.num_inside, one.served))
-            num_answers = line.head()[2]
+            line = min(lines, key=lambda one: (one.head().background, one.num_inside, one.served))
+            num_answers = line.head().num_answers
             # One that is larger than all the room there is goes alone.
             if self._num_inside and self._num_inside + num_answers > limit:
                 return
-            *_, mine = heapq.heappop(line.waiting)
+            mine = heapq.heappop(line.waiting).turn
             self._num_served += 1
             line.served = self._num_served
             line.num_inside += num_answers

@@ -2,7 +2,6 @@
 """`Visit`: one call's way through the service, from its admission to the record that it leaves."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -14,14 +13,12 @@ from metrale_jax.sampling.params import SamplingParams
 from serving.core.calls import Caller, CallInfo
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta, Ended, Event
-from serving.core.gate import Gate
-from serving.core.lifecycle import Lifecycle
-from serving.core.limits import Meter
 from serving.core.link import AbstractReceiver, EngineLink
 from serving.core.orders import Began, Order, Vectors
 from serving.core.outbox import Outbox
-from serving.core.records import CallRecord, Observer
-from serving.core.tracing import Tracing, call_attributes, ended_attributes
+from serving.core.parts import Parts
+from serving.core.records import CallRecord
+from serving.core.tracing import call_attributes, ended_attributes
 from serving.core.turns import Turns
 
 # What a call whose time is up may still get from the engine, which ends it too.
@@ -30,18 +27,14 @@ LAST_WORD_S = 0.25
 
 @dataclass(frozen=True)
 class Desk:
-    """What every call passes: whether the service takes any, the key's limits, the queue, its turn; and who hears of
-    it."""
+    """What every call of one model passes: `parts` of the service, the model's engine and turns in it, threads beside.
+    `refuse()` raises `ServiceError` where the model takes no calls. `visits` are the calls inside."""
 
+    parts: Parts
     link: EngineLink
-    lifecycle: Lifecycle
-    meter: Meter
-    gate: Gate
     turns: Turns
-    observer: Observer
-    tracing: Tracing
     beside: Executor
-    clock: Callable[[], float] = time.monotonic
+    refuse: Callable[[], None]
     visits: set["Visit"] = field(default_factory=set)
 
 
@@ -67,23 +60,27 @@ class Visit(AbstractReceiver):
         self._info, self._caller, self._guessed = arrival.info, arrival.caller, arrival.guessed_tokens
         self._outbox, self._job_id, self._num_left, self._ordered_s = Outbox(), 0, 0, 0.0
         self._permit = self._place = self._span = self._turn = None
-        self._arrived = desk.clock()
+        self._arrived = desk.parts.clock()
         timeout_s = self._info.timeout_s
         self._until = None if timeout_s is None else self._arrived + timeout_s
         self._moments: dict[str, float] = {}
         self._results: list[GenerationResult] = []
         self._num_answers = self._num_drawn = self._num_embedded = 0
+        self._needs_model = True
 
     def __enter__(self) -> "Visit":
         desk, info, arrival = self._desk, self._info, self._arrival
+        parts = desk.parts
         known = call_attributes(arrival.operation, info.model, arrival.params)
-        self._span = desk.tracing.span(f"{arrival.operation} {info.model}", self._caller.trace, known)
+        self._span = parts.tracing.span(f"{arrival.operation} {info.model}", self._caller.trace, known)
         self._span.__enter__()
         try:
-            desk.lifecycle.refuse_unless_serving()
-            self._permit = desk.meter.admit(self._caller.key_id, self._guessed)
-            if arrival.queues:
-                self._place = desk.gate.enter(self._guessed, info.timeout_s)
+            parts.lifecycle.refuse_unless_serving()
+            desk.refuse()
+            if not info.background:
+                self._permit = parts.meter.admit(self._caller.key_id, self._guessed)
+            if arrival.queues and not info.background:
+                self._place = parts.gate.enter(self._guessed, info.timeout_s)
         except ServiceError as error:
             self._leave(error)
             raise
@@ -97,15 +94,21 @@ class Visit(AbstractReceiver):
     @property
     def left_s(self) -> float | None:
         """Seconds that the caller will still wait; None for no end."""
-        return None if self._until is None else max(0.0, self._until - self._desk.clock())
+        return None if self._until is None else max(0.0, self._until - self._desk.parts.clock())
 
     @property
     def finished(self) -> bool:
         """Whether all that was ordered has come."""
         return self._num_left == 0
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether there is still something to come from the model."""
+        return self._needs_model
+
     def fail(self, error: ServiceError) -> None:
         """Ends the call from outside."""
+        self._needs_model = False
         if self._turn is not None:
             self._turn.end()
         self._outbox.fail(error)
@@ -120,15 +123,17 @@ class Visit(AbstractReceiver):
         """Gives the engine its order when its turn comes; so many answers (or one set of vectors) are to come."""
         params = self._arrival.params
         async with self._in_time():
-            taking = self._desk.turns.take(self._caller.key_id, params.priority if params else 0, num_answers)
+            priority = params.priority if params else 0
+            taking = self._desk.turns.take(self._caller.key_id, priority, num_answers, self._info.background)
             self._turn = await taking
         self._num_left = self._num_answers = num_answers
-        self._ordered_s = self._desk.clock() - self._arrived
+        self._ordered_s = self._desk.parts.clock() - self._arrived
         self._job_id = self._desk.link.order(make, self)
 
     def receive(self, news: Event | Began | Vectors, last: bool) -> None:
         # Here and not in `next`, so that a reader that is slow holds neither its place nor its turn.
         if last:
+            self._needs_model = False
             self._turn.end()
         if isinstance(news, Began):
             self._note("queued_s")
@@ -159,7 +164,7 @@ class Visit(AbstractReceiver):
         return _InTime(self.left_s, self._info.timeout_s)
 
     def _note(self, name: str) -> None:
-        self._moments.setdefault(name, self._desk.clock() - self._arrived)
+        self._moments.setdefault(name, self._desk.parts.clock() - self._arrived)
 
     def _drawn(self, delta: Delta) -> None:
         self._num_drawn += len(delta.token_ids)
@@ -196,7 +201,7 @@ class Visit(AbstractReceiver):
         record = self._record(error, generated)
         self._span.set(ended_attributes(record))
         self._span.__exit__(type(error) if error else None, error, None)
-        desk.observer(record)
+        desk.parts.observer(record)
 
     def _prompt_tokens(self) -> int:
         return max((result.usage.prompt_tokens for result in self._results), default=self._num_embedded)
@@ -216,7 +221,7 @@ class Visit(AbstractReceiver):
             prompt_tokens=self._prompt_tokens(),
             cached_tokens=max((result.usage.cached_tokens for result in self._results), default=0),
             generated_tokens=generated,
-            finished_s=self._desk.clock() - self._arrived,
+            finished_s=self._desk.parts.clock() - self._arrived,
             prompt_text=self._arrival.prompt_text,
             **self._moments,
         )

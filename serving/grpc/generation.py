@@ -21,6 +21,7 @@ from serving.grpc.conversion_calls import (
     tokenize_call,
 )
 from serving.grpc.conversion_events import (
+    TokenText,
     embed_message,
     event_bytes,
     failure_bytes,
@@ -59,13 +60,16 @@ class GenerateMethods:
         caller, info = self._asked(context, "Generate", request.model, request.request_id)
         call = generate_call(request, info)
         await announce(context, info.request_id)
-        await self._write_events(self._service.generate(call, caller), info, context, request.only_whole)
+        model = self._service.pinned()
+        events = model.generate(call, caller)
+        await self._write_events(events, model.token_text, info, context, request.only_whole)
 
     async def _fork(self, request: generate_pb2.ForkRequest, context: Context) -> None:
         caller, info = self._asked(context, "Fork", request.model, request.request_id)
         call = fork_call(request, info)
         await announce(context, info.request_id)
-        await self._write_events(self._service.fork(call, caller), info, context, only_whole=False)
+        model = self._service.pinned()
+        await self._write_events(model.fork(call, caller), model.token_text, info, context, only_whole=False)
 
     async def _generate_unary(
         self, request: generate_pb2.GenerateRequest, context: Context
@@ -73,10 +77,11 @@ class GenerateMethods:
         caller, info = self._asked(context, "GenerateUnary", request.model, request.request_id)
         call = generate_call(request, info)
         await announce(context, info.request_id)
-        async with aclosing(self._service.generate(call, caller)) as events:
+        model = self._service.pinned()
+        async with aclosing(model.generate(call, caller)) as events:
             ended = [event async for event in events if isinstance(event, Ended)]
-        model = info.model or "".join(card.id for card in self._service.models()[:1])
-        return whole_message(info.request_id, model, ended, self._service.token_text)
+        name = info.model or "".join(card.id for card in model.models()[:1])
+        return whole_message(info.request_id, name, ended, model.token_text)
 
     async def _generate_stream(self, context: Context) -> None:
         caller = caller_of(self._service, context)
@@ -112,22 +117,23 @@ class GenerateMethods:
             self._run(call, stream, caller)
 
     def _run(self, call: GenerateCall, stream: RequestStream, caller: Caller) -> None:
-        request_id, token_text = call.info.request_id, self._service.token_text
+        request_id, model = call.info.request_id, self._service.pinned()
 
         def message_of(event: Event) -> bytes:
-            return event_bytes(generate_pb2.GenerateStreamResponse, request_id, event, token_text)
+            return event_bytes(generate_pb2.GenerateStreamResponse, request_id, event, model.token_text)
 
         def failure(error: ServiceError) -> bytes:
             return failure_bytes(request_id, error)
 
-        stream.start(request_id, self._service.generate(call, caller), message_of, failure, call.params.n)
+        stream.start(request_id, model.generate(call, caller), message_of, failure, call.params.n)
 
     async def _score(self, request: generate_pb2.ScoreRequest, context: Context) -> generate_pb2.ScoreResponse:
         caller, info = self._asked(context, "Score", request.model, request.request_id)
         call = score_call(request, info)
         await announce(context, info.request_id)
-        scores = await self._service.score(call, caller)
-        return score_message(scores, info.request_id, self._service.token_text)
+        model = self._service.pinned()
+        scores = await model.score(call, caller)
+        return score_message(scores, info.request_id, model.token_text)
 
     async def _embed(self, request: generate_pb2.EmbedRequest, context: Context) -> generate_pb2.EmbedResponse:
         caller, info = self._asked(context, "Embed", request.model, request.request_id)
@@ -137,8 +143,9 @@ class GenerateMethods:
 
     async def _tokenize(self, request: generate_pb2.TokenizeRequest, context: Context) -> generate_pb2.TokenizeResponse:
         caller, info = self._asked(context, "Tokenize", request.model, "")
-        ids = await self._service.tokenize(tokenize_call(request, info), caller)
-        tokens = [self._service.token_text(token)[1] for token in ids]
+        model = self._service.pinned()
+        ids = await model.tokenize(tokenize_call(request, info), caller)
+        tokens = [model.token_text(token)[1] for token in ids]
         return generate_pb2.TokenizeResponse(token_ids=ids, tokens=tokens)
 
     async def _detokenize(
@@ -158,9 +165,9 @@ class GenerateMethods:
         return caller_of(self._service, context), call_info(context, method, model, request_id)
 
     async def _write_events(
-        self, events: AsyncIterator[Event], info: CallInfo, context: Context, only_whole: bool
+        self, events: AsyncIterator[Event], token_text: TokenText, info: CallInfo, context: Context, only_whole: bool
     ) -> None:
-        write, token_text = context.write, self._service.token_text
+        write = context.write
         async with aclosing(events):
             async for event in events:
                 if not only_whole or isinstance(event, Ended):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from types import MappingProxyType
 
-from serving.core.api import AbstractService
+from serving.core.api import AbstractCalls, AbstractService
 from serving.core.calls import Caller, GenerateCall
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Ended, Event, ModelCard
@@ -209,17 +209,14 @@ class KserveMethods:
         yield whole_response(request, inference, answers)
 
     async def _answers(self, inference: Inference, caller: Caller) -> list[list[Ended]]:
+        model = self._service.pinned()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._answer(call, caller)) for call in inference.calls]
+                tasks = [group.create_task(_answer(model, call, caller)) for call in inference.calls]
         except ExceptionGroup as failed:
             # The others were cancelled for the first.
             raise failed.exceptions[0] from failed
         return [task.result() for task in tasks]
-
-    async def _answer(self, call: GenerateCall, caller: Caller) -> list[Ended]:
-        async with aclosing(self._service.generate(call, caller)) as events:
-            return [event async for event in events if isinstance(event, Ended)]
 
     def _inference(self, request: messages.ModelInferRequest, context: Context, method: str) -> Inference:
         if request.model_version not in ("", VERSION):
@@ -243,6 +240,11 @@ class KserveMethods:
         if version not in ("", VERSION):
             raise _no_version(version)
         return cards[name]
+
+
+async def _answer(model: AbstractCalls, call: GenerateCall, caller: Caller) -> list[Ended]:
+    async with aclosing(model.generate(call, caller)) as events:
+        return [event async for event in events if isinstance(event, Ended)]
 
 
 def _no_version(version: str) -> ServiceError:

@@ -23,6 +23,7 @@ CODES = MappingProxyType(
         Kind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
         Kind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
         Kind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+        Kind.CONFLICT: grpc.StatusCode.ABORTED,
         Kind.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
         Kind.TOO_LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
         Kind.CANCELLED: grpc.StatusCode.CANCELLED,

@@ -3,7 +3,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,7 @@ def without(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in names}
 
 
-def known_only(body: Mapping[str, Any], names: Sequence[str]) -> None:
+def known_only(body: Mapping[str, Any], names: Collection[str]) -> None:
     """Nothing. Raises `ServiceError` for a field that is none of those names."""
     for name, value in body.items():
         if name not in names and value is not None:
@@ -72,8 +72,8 @@ def body_faults() -> Iterator[None]:
 
 def label_of(desk: Desk, name: str, model: str) -> Label:
     """What an answer says of itself."""
-    model = model or "".join(card.id for card in desk.service.models()[:1])
-    return Label(name, int(time.time()), model, lambda token: desk.service.token_text(token)[1])
+    model = model or "".join(card.id for card in desk.model.models()[:1])
+    return Label(name, int(time.time()), model, lambda token: desk.model.token_text(token)[1])
 
 
 def finish_reason(result: GenerationResult) -> str:
@@ -108,7 +108,7 @@ async def merged(desk: Desk, calls: Sequence[GenerateCall], caller: Caller) -> A
 
     Raises the first error of any, once the others are ended.
     """
-    streams = [desk.service.generate(call, caller) for call in calls]
+    streams = [desk.model.generate(call, caller) for call in calls]
     if len(streams) == 1:
         async with aclosing(streams[0]) as events:
             async for event in events:

@@ -15,13 +15,42 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from metrale_jax.core.errors import shown
 from serving.core.errors import ServiceError
 from serving.core.incidents import unforeseen
-from serving.http import chat, completions, embeddings, messages, models, probes, responses, tokens
+from serving.http import (
+    admin,
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    messages,
+    models,
+    openapi,
+    page,
+    probes,
+    responses,
+    stats,
+    tokens,
+)
 from serving.http.callers import REQUEST_ID_HEADER, peer_of
 from serving.http.desk import Desk
 from serving.http.errors import HttpFault, headers_of, openai_body, spelt, status_of
 from serving.http.sending import JSON, OWN_HEADERS
 
-APIS = (chat, completions, embeddings, messages, models, probes, responses, tokens)
+APIS = (
+    admin,
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    messages,
+    models,
+    page,
+    probes,
+    responses,
+    stats,
+    tokens,
+)
 # What records call a method that there is not, whatever it was: names of callers make no series in metrics.
 NO_METHOD = "(none)"
 
@@ -37,8 +66,9 @@ def make_app(desk: Desk) -> Starlette:
     async def broken(request: Request, raised: Exception) -> Response:
         return _answer(unforeseen(raised, NO_METHOD))
 
+    routes = [route for api in APIS for route in api.routes(desk)]
     app = Starlette(
-        routes=[route for api in APIS for route in api.routes(desk)],
+        routes=[*routes, openapi.route_of(desk, routes)],
         middleware=[Middleware(UnambiguousHeads), *_cross_origin(desk.settings.allowed_origins)],
         exception_handlers={HTTPException: refused, Exception: broken},
     )

@@ -41,7 +41,7 @@ async def plan_chat(desk: Desk, body: Mapping[str, Any]) -> ChatPlan:
 
 async def planned(desk: Desk, chat: Chat, params: SamplingParams) -> ChatPlan:
     """The plan for a chat with the model that there is, made beside the event loop: templates take their time."""
-    model = desk.service.chat_model()
+    model = desk.model.chat_model()
     return await asyncio.to_thread(plan, chat, model, params, desk.settings.tool_dialect)
 
 

@@ -19,13 +19,15 @@ from serving.http.callers import caller_of, peer_of, request_id_of, timeout_of
 from serving.http.calls import Call
 from serving.http.desk import Desk
 from serving.http.errors import OPENAI, ErrorForm, spelt
+from serving.http.operations import Operation
+from serving.http.room import Place
 from serving.http.sending import JSON, Outgoing
 
 
 @dataclass(frozen=True)
 class Asked:
     """A call whose caller is known and whose `body` is read ({} where the method takes none). `path` are the parts of
-    the path that the route names. `method` is its name in logs and metrics."""
+    the path that the route names. `method` is its name in logs and metrics. Nobody waits for it in the `background`."""
 
     caller: Caller
     request_id: str
@@ -35,18 +37,23 @@ class Asked:
     path: Mapping[str, str]
     query: QueryParams
     headers: Headers
+    background: bool = False
 
     def info(self, model: str, part: str = "") -> CallInfo:
         """What goes with a call to the service; `part` tells several calls of one request apart."""
-        return CallInfo(model, self.request_id + part, self.method, self.timeout_s)
+        return CallInfo(model, self.request_id + part, self.method, self.timeout_s, self.background)
 
 
+UNDESCRIBED = Operation()
 Handler = Callable[[Desk, Asked], Awaitable[Response | ASGIApp]]
+# What reads a body that is not JSON.
+Reader = Callable[[Desk, Caller, Headers, IncomingBody], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What `handle` answers, errors in the `form` of the API. `is_open` asks for no key, `has_body` reads JSON."""
+    """What `handle` answers, errors in the `form` of the API. `is_open` asks for no key, `has_body` reads JSON, or
+    whatever `read` reads. `about` describes it to readers."""
 
     desk: Desk
     name: str
@@ -54,6 +61,8 @@ class Endpoint:
     form: ErrorForm = OPENAI
     has_body: bool = True
     is_open: bool = False
+    about: Operation = UNDESCRIBED
+    read: Reader | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -64,7 +73,7 @@ class Endpoint:
                 async with Call(desk.calls, desk.settings.max_calls) as call:
                     asked = await self._asked(scope, headers, body, out)
                     call.watch(receive)
-                    answer = await self.handle(desk, asked)
+                    answer = await self.handle(desk.pinned(), asked)
                     await answer(scope, receive, out)
         except ServiceError as error:
             if not error.recorded:
@@ -81,9 +90,12 @@ class Endpoint:
         peer = peer_of(scope)
         caller = Caller(peer=peer) if self.is_open else caller_of(self.desk.service, headers, peer)
         timeout_s, read = timeout_of(headers), {}
-        if self.has_body:
+        if self.read is not None:
+            read = await self.read(self.desk, caller, headers, body)
+        elif self.has_body:
             settings = self.desk.settings
-            read = await decoded(await body.read(settings.max_body_bytes, settings.body_s), headers)
+            with Place(self.desk.room, settings.max_bodies_bytes) as place:
+                read = await decoded(await body.read(settings.max_body_bytes, settings.body_s, place), headers)
         path, query = scope.get("path_params", {}), QueryParams(scope["query_string"])
         return Asked(caller, out.request_id, timeout_s, self.name, read, path, query, headers)
 
@@ -96,6 +108,11 @@ def post(desk: Desk, path: str, handle: Handler, **more: Any) -> Route:
 def get(desk: Desk, path: str, handle: Handler, **more: Any) -> Route:
     """The route of a method that takes no body; `more` are fields of its `Endpoint`."""
     return Route(path, Endpoint(desk, path, handle, has_body=False, **more), methods=["GET"])
+
+
+def delete(desk: Desk, path: str, handle: Handler, **more: Any) -> Route:
+    """The same for DELETE."""
+    return Route(path, Endpoint(desk, path, handle, has_body=False, **more), methods=["DELETE"])
 
 
 def json_answer(value: Any, status: int = 200) -> Response:

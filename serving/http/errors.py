@@ -42,6 +42,7 @@ SPELLINGS = MappingProxyType(
         Kind.UNAUTHENTICATED: _Spelling(401, "authentication_error", "invalid_api_key", "authentication_error"),
         Kind.FORBIDDEN: _Spelling(403, "permission_error", "forbidden", "permission_error"),
         Kind.NOT_FOUND: _Spelling(404, "not_found_error", "not_found", "not_found_error"),
+        Kind.CONFLICT: _Spelling(409, "conflict_error", "conflict", "api_error"),
         Kind.EXHAUSTED: _Spelling(429, "rate_limit_error", "rate_limit_exceeded", "rate_limit_error"),
         Kind.TOO_LATE: _Spelling(408, "timeout_error", "timeout", "timeout_error"),
         Kind.CANCELLED: _Spelling(CLIENT_GONE, "cancelled_error", "cancelled", "api_error"),

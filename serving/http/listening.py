@@ -53,7 +53,9 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def _listening(family: int, address: tuple) -> socket.socket:
-    one = socket.socket(family, socket.SOCK_STREAM)
+    # Only of a socket that says it is TCP does the event loop turn Nagle's algorithm off, which holds tokens back until
+    # the client has acknowledged those before.
+    one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind(address)

@@ -56,7 +56,7 @@ def test_what_is_drawn_is_read_before_a_new_program_is_waited_for(kit):
     engine.step()
     assert not request.output, "read one step late"
     engine.step()
-    assert len(request.output) == 1 and not engine._unread, "its first token is out, and nothing new was launched"
+    assert len(request.output) == 1 and not engine.unread, "its first token is out, and nothing new was launched"
     kit.finish(engine)
     assert request.output == kit.solo(kit.job(kit.golden.prompt[:7]))
     assert asked

@@ -83,15 +83,15 @@ def draft_past_limits(engine):
 
 
 def draft_before_all_is_read(engine):
-    planned, read = engine._planned_drafts, engine._read_all
+    planned, settle = engine.draft_steps.planned, engine.settle
 
     def unread():
-        engine._read_all = lambda: None
+        engine.settle = lambda: None
         found = planned()
-        engine._read_all = read
+        engine.settle = settle
         return found
 
-    engine._planned_drafts = unread
+    engine.draft_steps.planned = unread
 
 
 def forget_to_begin(engine):
@@ -99,17 +99,17 @@ def forget_to_begin(engine):
 
 
 def take_rejected_drafts_for_accepted(engine):
-    went_on = engine._went_on
-    engine._went_on = lambda rows, counts: went_on(rows, counts + 1)
+    went_on = engine.draft_steps.went_on
+    engine.draft_steps.went_on = lambda rows, counts: went_on(rows, counts + 1)
 
 
 def stay_before_accepted_drafts(engine):
-    went_on = engine._went_on
-    engine._went_on = lambda rows, counts: went_on(rows, counts * 0 + 1)
+    went_on = engine.draft_steps.went_on
+    engine.draft_steps.went_on = lambda rows, counts: went_on(rows, counts * 0 + 1)
 
 
 def find_no_room(engine):
-    engine._with_room_for_drafts = lambda decoding, drafts, copies: {
+    engine.draft_steps.with_room = lambda decoding, drafts, copies: {
         request: drafts.lens.get(request.request_id, 0) for request in decoding if request.search is None
     }
 

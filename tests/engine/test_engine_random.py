@@ -323,7 +323,7 @@ def run_again_at_will(engine):
 
     def again():
         for request in [one for one in engine.running.values() if one.search is None and one.seq_len == 13]:
-            engine._read_all()
+            engine.settle()
             if not request.finished:
                 engine.roster.requeue(request)
         return rows()
@@ -419,7 +419,7 @@ def test_a_forked_answer_that_runs_again_reads_no_log_probabilities_of_others():
     world.submit(job(2, prompt_logprobs=1))
     for _ in range(5):
         world.step()
-    world.engine._read_all()
+    world.engine.settle()
     world.engine.roster.requeue(world.sent[1].request)
     world.submit(job(stem=1, prompt_logprobs=1))
     world.finish()

@@ -146,7 +146,7 @@ def test_a_step_whose_failure_shows_when_it_is_read_fails_its_own_requests_only(
     requests = [kit.submit(engine, job) for job in jobs]
     for _ in range(9):
         engine.step()
-    doomed = [request for _, request in engine._unread[0].rows if not request.finished]
+    doomed = [request for _, request in engine.unread[0].rows if not request.finished]
     assert doomed
 
     def lost(out):

@@ -14,6 +14,7 @@ from metrale_jax.results import GenerationResult, RequestMetrics, TokenLogprob, 
 from serving.chat.model import ChatModel
 from serving.core.api import AbstractService
 from serving.core.calls import Caller, ForkCall, GenerateCall, Prompt
+from serving.core.changes import ModelStatus
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta, Embedded, Ended, Event, ModelCard, Scored
 
@@ -30,6 +31,7 @@ CARD = ModelCard(
     fingerprint="c0ffee",
     created=1_700_000_000,
 )
+STATUS = ModelStatus("serving", "", CARD, ("scripted",), 0, None, None)
 
 # An `asyncio.Event` is waited for, an exception is raised, the rest is sent.
 Step = Event | asyncio.Event | BaseException
@@ -104,7 +106,8 @@ class ScriptedService(AbstractService):
 
     `asked` lists (method, call, caller) in the order of arrival; `running`, `cancelled` and `ended` hold request ids:
     at work, closed before their script's end, and the rest. `keys` maps bearer tokens to callers; None lets all in.
-    `failure` is raised by the methods that answer once. `chat` is its chat model, of no template.
+    `failure` is raised by the methods that answer once. `chat` is its chat model, of no template. `statuses` are those
+    of models, the last one the present; a change ends when `changing` is set.
     """
 
     def __init__(self, script: tuple[Step, ...] | None = None, keys: Mapping[str, Caller] | None = None):
@@ -113,6 +116,9 @@ class ScriptedService(AbstractService):
         self.failure: BaseException | None = None
         self.cards: tuple[ModelCard, ...] = (CARD,)
         self.chat = ChatModel()
+        self.statuses: tuple[ModelStatus, ...] = (STATUS,)
+        self.changing = asyncio.Event()
+        self.changing.set()
         self.asked: list[tuple[str, Any, Caller]] = []
         self.running: list[str] = []
         self.cancelled: list[str] = []
@@ -163,6 +169,28 @@ class ScriptedService(AbstractService):
 
     def chat_model(self):
         return self.chat
+
+    def pinned(self):
+        return self
+
+    async def load_model(self, call, caller):
+        self._single("load_model", call, caller)
+        await self.changing.wait()
+        return self.statuses[-1]
+
+    async def unload_model(self, call, caller):
+        self._single("unload_model", call, caller)
+        await self.changing.wait()
+        return self.statuses[-1]
+
+    def model_status(self, caller):
+        self._single("model_status", None, caller)
+        return self.statuses[-1]
+
+    async def model_changes(self, caller):
+        self._single("model_changes", None, caller)
+        for status in self.statuses:
+            yield status
 
     def authenticate(self, token, peer):
         if self.keys is None:

@@ -106,6 +106,35 @@ def test_drafts_are_counted_by_their_place_in_a_run():
     assert all(family.documentation.endswith(".") for family in families)
 
 
+def test_counts_of_engines_that_are_gone_stay_and_gauges_are_of_the_one_there_is():
+    registry, figures = CollectorRegistry(), EngineCollector()
+    registry.register(figures)
+    assert scraped(registry)[0] == {}
+    steps = {"old": 5, "new": 0}
+
+    def stats_of(name):
+        return lambda: replace(STATS, num_steps=steps[name], num_running=steps[name], finished=(("stop", steps[name]),))
+
+    old, new = stats_of("old"), stats_of("new")
+
+    def seen():
+        samples, _ = scraped(registry)
+        running = samples.get(("metrale_requests_running",))
+        return samples["metrale_steps_total",], samples["metrale_requests_finished_total", "stop"], running
+
+    figures.follow(old)
+    assert seen() == (5, 5, 5)
+    figures.follow(new)
+    steps.update(old=7, new=2)
+    assert seen() == (9, 9, 2), "both run"
+    figures.forget(old)
+    steps.update(old=100)
+    assert seen() == (9, 9, 2)
+    figures.forget(old)
+    figures.forget(new)
+    assert seen() == (9, 9, None), "counts never go back"
+
+
 def test_to_register_asks_an_engine_for_nothing():
     def stats():
         raise AssertionError("asked")

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import closing
 
+import httpx
 import pytest
 
 import metrale_jax.llm
@@ -37,7 +38,7 @@ class Driver:
     """What a test does to the server while that has the main thread."""
 
     def __init__(self):
-        self.port, self.side_port = free_port(), free_port()
+        self.port, self.side_port, self.http_port = free_port(), free_port(), free_port()
         self.ended, self.error = threading.Event(), None
 
     def client(self, **options):
@@ -45,6 +46,13 @@ class Driver:
 
     def kill(self, number=signal.SIGTERM):
         os.kill(os.getpid(), number)
+
+    def admin(self, what, token, **body):
+        with closing(http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=DEADLINE_S)) as connection:
+            headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+            connection.request("POST", f"/v1/admin/{what}", json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
 
     def page(self, path):
         with closing(http.client.HTTPConnection("127.0.0.1", self.side_port, timeout=DEADLINE_S)) as connection:
@@ -72,19 +80,23 @@ class Driver:
 
 @pytest.fixture
 def served(monkeypatch, capfd):
-    """Runs the server over `llm`, or what it raises, while `act(driver)` drives it; its ending, and its log."""
+    """Runs the server over `llm`, what that makes of a name, or what it raises, while `act(driver)` drives it; its
+    ending, and its log."""
 
     def run(act, llm, **settings):
         driver = Driver()
 
-        def load(*args, **options):
-            if isinstance(llm, Exception):
-                raise llm
-            llm.stats = lambda: STATS
-            return llm
+        def load(source, **options):
+            made = llm(source) if callable(llm) else llm
+            if isinstance(made, Exception):
+                raise made
+            made.stats = lambda: STATS
+            return made
 
         monkeypatch.setattr(metrale_jax.llm, "LLM", load)
         flags = {"grpc_port": driver.port, "side_port": driver.side_port, "served_name": "fake"} | settings
+        if "http_port" in flags:
+            flags["http_port"] = driver.http_port
 
         def drive():
             try:
@@ -136,6 +148,41 @@ def test_told_to_stop_it_lets_calls_end_takes_no_others_and_leaves_a_line_of_eac
     assert states == ["warming", "serving", "draining", "stopped"]
     (call,) = (line for line in log if line["event"] == "call" and line["outcome"] == "ok")
     assert (call["generated_tokens"], call["finish_reasons"]) == (50, ["length"])
+    assert "secret words" not in json.dumps(log)
+
+
+def test_two_fronts_stand_before_one_engine_and_end_together(served):
+    stops, goes, http_port = threading.Event(), threading.Event(), free_port()
+    llm = FakeLLM(on_step=lambda: goes.wait(DEADLINE_S if stops.is_set() else 0.005))
+    asked = {"model": "fake", "prompt": "secret words", "max_tokens": 1000}
+
+    def act(driver):
+        driver.until_state(State.SERVING)
+        web = httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=DEADLINE_S)
+        with web, driver.client() as client:
+            assert web.get("/ready").status_code == 200 and "metrale_server_state" in web.get("/metrics").text
+            assert web.get("/v1/models").json()["data"][0]["id"] == "fake"
+            with (
+                web.stream("POST", "/v1/completions", json=asked | {"stream": True}) as answer,
+                client.stream("secret words", max_tokens=1000) as stream,
+            ):
+                lines = answer.iter_lines()
+                first, pieces = next(lines), [next(stream)]
+                stops.set()
+                driver.kill()
+                driver.until_state(State.DRAINING)
+                goes.set()
+                rest, pieces = [first, *lines], [*pieces, *stream]
+            assert answer.status_code == 200 and "data: [DONE]" in rest
+            assert sum(len(piece.token_ids) for piece in pieces) == 1000
+            with pytest.raises(httpx.ConnectError):
+                web.get("/health")
+
+    ending, log = served(act, llm, http_port=http_port)
+    assert (ending.status, ending.clean) == (0, True)
+    assert log[0]["http"] == f"127.0.0.1:{http_port}" and log[0]["grpc"]
+    calls = {line["method"]: line["outcome"] for line in log if line["event"] == "call"}
+    assert calls["/v1/completions"] == calls["Generate"] == "ok"
     assert "secret words" not in json.dumps(log)
 
 
@@ -244,12 +291,68 @@ def test_keys_are_read_again_at_a_hangup_and_counted_by_name(served, tmp_path):
     assert ALICE not in json.dumps(log) and BOB not in json.dumps(log)
 
 
+def test_an_admin_changes_the_model_while_the_server_listens(served, tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[keys]]\nid = "alice"\ntoken = "{ALICE}"\nadmin = true\n[[keys]]\nid = "bob"\ntoken = "{BOB}"\n')
+    path.chmod(0o600)
+    sources = []
+
+    def make(source):
+        sources.append(source)
+        return ConfigError("no such weights; mend them.") if source == "/models/broken" else FakeLLM()
+
+    def act(driver):
+        driver.until_state(State.SERVING)
+        assert driver.admin("load", BOB, model="two")[0] == 403
+        assert driver.admin("load", ALICE, model="/models/two")[0] == 403
+        status, answer = driver.admin("load", ALICE, model="broken")
+        assert status == 400 and "no such weights" in answer["error"]["message"]
+        with driver.client(token=BOB) as client:
+            assert client.generate("a", max_tokens=1).finish_reason == "length"
+        status, answer = driver.admin("load", ALICE, model="two")
+        assert status == 200 and answer["model"]["id"] == "two"
+        driver.until(
+            lambda: 'metrale_model_changes_total{action="retire",outcome="ok"} 1.0' in driver.page("/metrics")[1]
+        )
+        text = driver.page("/metrics")[1]
+        assert "metrale_steps_total 18.0" in text, "those of both engines"
+        assert "metrale_requests_running 3.0" in text, "those of the new one"
+        assert driver.admin("unload", ALICE)[0] == 200
+        assert driver.page("/ready")[0] == 503 and driver.page("/health")[0] == 200
+        driver.until(lambda: "metrale_requests_running" not in driver.page("/metrics")[1])
+        assert "metrale_steps_total 18.0" in driver.page("/metrics")[1]
+        driver.kill()
+
+    ending, log = served(
+        act,
+        make,
+        model="/models/one",
+        key_file=path,
+        http_port=0,
+        allow_model_changes=True,
+        allowed_models="two=/models/two,broken=/models/broken",
+    )
+    assert (ending.status, ending.clean) == (0, True) and sources == ["/models/one", "/models/broken", "/models/two"]
+    told = [(line["action"], line["model"], line["key"], line["outcome"]) for line in log if line["event"] == "model"]
+    assert told == [
+        ("load", "fake", "", "ok"),
+        ("load", "two", "bob", "forbidden"),
+        ("load", "/models/two", "alice", "forbidden"),
+        ("load", "broken", "alice", "invalid"),
+        ("load", "two", "alice", "ok"),
+        ("retire", "fake", "", "ok"),
+        ("retire", "two", "", "ok"),
+        ("unload", "two", "alice", "ok"),
+    ]
+    assert [line["state"] for line in log if line["event"] == "state"][-3:] == ["unloaded", "draining", "stopped"]
+
+
 def test_a_model_that_cannot_be_loaded_is_a_mistake(served):
     with pytest.raises(ConfigError, match="no such model"):
         served(lambda driver: None, ConfigError("no such model"))
 
 
-@pytest.mark.parametrize("name", ["grpc_port", "side_port"])
+@pytest.mark.parametrize("name", ["grpc_port", "http_port", "side_port"])
 def test_a_port_that_is_taken_is_a_mistake(name, served):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -12,7 +12,7 @@ from serving.core.gate import Gate
 from serving.core.keys import KeyLimits
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
-from serving.core.records import CallRecord
+from serving.core.records import CallRecord, ChangeRecord
 from serving.metrics import exposition
 from serving.service_metrics import MAX_KEYS, MAX_METHODS, CallMetrics, ServiceCollector
 
@@ -68,6 +68,16 @@ def test_names_from_outside_make_no_series_without_end():
     assert len(calls) == MAX_METHODS + 1 and sum(calls.values()) == MAX_KEYS + 100
     keys = {key: value for key, value in samples.items() if key[0] == "metrale_key_calls_total"}
     assert len(keys) == MAX_KEYS + 1 and keys["metrale_key_calls_total", "(others)", "ok"] == 100
+
+
+def test_changes_of_models_are_counted_by_what_came_of_them():
+    registry = CollectorRegistry()
+    metrics = CallMetrics(registry)
+    for outcome in ("ok", "ok", "forbidden"):
+        metrics.change(ChangeRecord("load", "m", outcome=outcome))
+    samples = scraped(registry)
+    assert samples["metrale_model_changes_total", "load", "ok"] == 2
+    assert samples["metrale_model_changes_total", "load", "forbidden"] == 1
 
 
 def test_what_is_open_waits_and_was_turned_away_is_asked_at_the_scrape():

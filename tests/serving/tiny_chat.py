@@ -16,8 +16,8 @@ TEMPLATE = (
 )
 
 
-def write_tiny_chat(directory: Path) -> Path:
-    """The directory, made into a checkpoint of a llama with 259 tokens, every byte one of them."""
+def write_tiny_chat(directory: Path, seed: int = 7) -> Path:
+    """The directory, made into a checkpoint of a llama with 259 tokens, every byte one of them; weights by `seed`."""
     directory.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(directory)
     config = {
@@ -40,7 +40,7 @@ def write_tiny_chat(directory: Path) -> Path:
         "torch_dtype": "float32",
     }
     (directory / "config.json").write_text(json.dumps(config))
-    save_file(_weights(np.random.default_rng(7)), directory / "model.safetensors")
+    save_file(_weights(np.random.default_rng(seed)), directory / "model.safetensors")
     return directory
 
 

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from metrale_jax import LLM
+from serving.core.catalog import Catalog
 from serving.core.gate import Gate
+from serving.core.hosted_model import Load
 from serving.core.keys import KeyRing
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
-from serving.core.records import CallRecord
+from serving.core.records import CallRecord, ChangeRecord
 from serving.core.service import Parts, Service, ServiceSettings
 from serving.core.tracing import Tracing
 from serving.fronts import Fronts
@@ -24,9 +26,9 @@ from serving.http.settings import HttpSettings
 
 @dataclass
 class WholeServer:
-    """What runs, and the records of calls that ended."""
+    """What runs, and the records of calls that ended and of changes of models."""
 
-    llm: LLM
+    llm: LLM | None
     service: Service
     front: GrpcFront
     lifecycle: Lifecycle
@@ -34,6 +36,7 @@ class WholeServer:
     gate: Gate
     http: HttpFront
     records: list[CallRecord] = field(default_factory=list)
+    changes: list[ChangeRecord] = field(default_factory=list)
 
     @property
     def target(self) -> str:
@@ -58,19 +61,22 @@ class WholeServer:
 
 @contextlib.asynccontextmanager
 async def whole_server(
-    llm: LLM,
+    llm: LLM | None,
     keys: KeyRing | None = None,
     gate: tuple[int, int] = (0, 0),
     settings: ServiceSettings = ServiceSettings("tiny", warm_up=False),  # noqa: B008
+    load: Load | None = None,
+    catalog: Catalog | None = None,
 ) -> AsyncIterator[WholeServer]:
-    """A server over a model that is loaded; it is drained and checked at the end."""
+    """A server over a model that is loaded, or over those that `load` makes; it is drained and checked at the end."""
     loop = asyncio.get_running_loop()
-    keys, records, lifecycle = keys or KeyRing.anonymous(), [], Lifecycle()
+    keys, records, changes, lifecycle = keys or KeyRing.anonymous(), [], [], Lifecycle()
     meter, door = Meter(keys.limits_of, loop.time), Gate(*gate, loop.time)
-    service = Service(lambda: llm, settings, Parts(keys, meter, door, lifecycle, records.append, Tracing()))
+    parts = Parts(keys, meter, door, lifecycle, records.append, Tracing(), changed=changes.append)
+    service = Service(load or (lambda wanted, progress: llm), settings, parts, catalog)
     front = make_server(service, GrpcSettings(port=0))
-    http = make_http_server(Desk(service, lifecycle, HttpSettings(port=0), stats=llm.stats))
-    server = WholeServer(llm, service, front, lifecycle, meter, door, http, records)
+    http = make_http_server(Desk(service, lifecycle, HttpSettings(port=0), stats=lambda: service.llm.stats()))
+    server = WholeServer(llm, service, front, lifecycle, meter, door, http, records, changes)
     fronts = Fronts({"grpc": front, "http": http})
     await fronts.start()
     serves = asyncio.Event()

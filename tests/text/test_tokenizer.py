@@ -139,3 +139,11 @@ def test_a_backend_without_a_decoder_joins_tokens_by_spaces():
     assert tokenizer.token_bytes(7) == b""
     assert tokenizer.eos_token_ids == ()
     assert tokenizer.bos_token_id is None
+
+
+def test_what_a_config_holds_of_it_is_told_without_writing_it(tmp_path):
+    config = {"eos_token": "</s>", "audio_token": "<a>", "extra_special_tokens": {"end": "<e>"}}
+    tokenizer = Tokenizer.from_directory(write_directory(tmp_path, config))
+    assert tokenizer.config == {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    assert tokenizer.default_chat_template is None
+    assert tokenizer.with_chat_template(TEMPLATE).default_chat_template == TEMPLATE

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from metrale_jax.sampling.params import SamplingParams
+from serving.core.changes import LoadProgress, Stage
 from serving.core.engine_thread import MAX_PURGES, MAX_RAISED, EngineThread
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta, Ended
@@ -190,6 +191,45 @@ def test_a_model_that_does_not_load_is_told(started, caplog):
 
     _, heard = started(None, load)
     assert heard.dead.wait(10) and heard.deaths == ["the engine ended with ValueError"] and not heard.ready.is_set()
+
+
+@pytest.mark.parametrize("stage", ["load", "warm"])
+def test_one_that_is_told_to_end_while_it_loads_serves_nobody(stage):
+    goes, came = threading.Event(), threading.Event()
+    heard, llm = Heard(), FakeLLM()
+
+    def wait():
+        came.set()
+        goes.wait(10)
+        return llm
+
+    if stage == "warm":
+        llm.warm_up = wait
+    thread = EngineThread(
+        wait if stage == "load" else lambda: llm,
+        heard.deliver,
+        lambda llm: None,
+        lambda llm: heard.ready.set(),
+        heard.die,
+    )
+    thread.start()
+    assert came.wait(10) and not thread.stop(0.01)
+    goes.set()
+    assert thread.stop(10) and not heard.ready.is_set() and not heard.deaths and llm.num_spilled == 0
+
+
+def test_a_load_that_is_given_up_is_no_death():
+    heard, progress = Heard(), LoadProgress()
+
+    def load():
+        while True:
+            progress("load", 1, 2)
+
+    thread = EngineThread(load, heard.deliver, lambda llm: None, lambda llm: heard.ready.set(), heard.die)
+    thread.start()
+    progress.abandon()
+    assert thread.stop(10) and not heard.deaths and not heard.ready.is_set()
+    assert progress.stages == (Stage("load", 1, 2),)
 
 
 def test_compiling_inside_a_step_is_a_phase_of_its_own(started):

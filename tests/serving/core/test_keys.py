@@ -31,6 +31,14 @@ def ring(tmp_path, more=""):
     return KeyRing.open(written(tmp_path, entry("alice", ALICE, more) + entry("bob", BOB)))
 
 
+def test_only_who_is_called_admin_may_change_models(tmp_path):
+    keys = ring(tmp_path, "admin = true")
+    assert keys.authenticate(ALICE, "").admin and not keys.authenticate(BOB, "").admin
+    assert not KeyRing.anonymous().authenticate(None, "127.0.0.1").admin
+    with pytest.raises(ConfigError, match="admin is not true or false"):
+        ring(tmp_path, 'admin = "yes"')
+
+
 def test_a_token_is_its_holder_and_other_ones_are_nobody(tmp_path):
     keys = ring(tmp_path, "requests_per_minute = 3\nmax_concurrent = 2")
     caller = keys.authenticate(ALICE, "ipv4:1.2.3.4:5")
@@ -83,7 +91,14 @@ def test_a_key_taken_away_is_nobody_after_a_reload_and_a_mistake_changes_nothing
     keys = ring(tmp_path)
     written(tmp_path, entry("alice", ALICE, "tokens_per_minute = 9"))
     assert keys.reloaded() == 1 and keys.limits_of("alice").tokens_per_minute == 9
-    for refused in (lambda: keys.authenticate(BOB, ""), lambda: keys.limits_of("bob")):
+    assert keys.caller("alice") == keys.authenticate(ALICE, "")
+    for refused in (
+        lambda: keys.authenticate(BOB, ""),
+        lambda: keys.limits_of("bob"),
+        lambda: keys.caller("bob"),
+        lambda: keys.caller(""),
+        lambda: KeyRing.anonymous().caller("alice"),
+    ):
         with pytest.raises(ServiceError) as told:
             refused()
         assert told.value.kind is Kind.UNAUTHENTICATED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server goes forward only, and says where it stands."""
+"""A server goes where it can get to from where it stands, and says where that is."""
 
 import itertools
 import threading
@@ -7,26 +7,55 @@ import threading
 import pytest
 
 from serving.core.errors import Kind, ServiceError
-from serving.core.lifecycle import Lifecycle, State
+from serving.core.lifecycle import END, NEXT, Lifecycle, State
+
+WAYS = {
+    State.LOADING: (),
+    State.WARMING: (State.WARMING,),
+    State.SERVING: (State.SERVING,),
+    State.UNLOADED: (State.SERVING, State.UNLOADED),
+    State.DRAINING: (State.DRAINING,),
+    State.FAILED: (State.FAILED,),
+    State.STOPPED: (State.STOPPED,),
+}
+
+
+def standing(state):
+    lifecycle = Lifecycle()
+    for step in WAYS[state]:
+        assert lifecycle.move(step, "before")
+    return lifecycle
 
 
 @pytest.mark.parametrize("first, then", list(itertools.product(State, State)))
-def test_it_moves_forward_only(first, then):
-    lifecycle, heard = Lifecycle(), []
-    lifecycle.move(first, "first")
+def test_it_moves_where_a_server_can_get_to(first, then):
+    lifecycle, heard = standing(first), []
+    before = lifecycle.snapshot()
     lifecycle.listen(lambda state, reason: heard.append((state, reason)))
-    forward = list(State).index(then) > list(State).index(first)
-    assert lifecycle.move(then, "then") is forward
-    assert lifecycle.state is (then if forward else first)
-    assert heard == ([(then, "then")] if forward else [])
-    if forward:
-        assert lifecycle.snapshot() == (then, "then") and lifecycle.reason == "then"
+    leads = then in NEXT[first]
+    assert lifecycle.move(then, "then") is leads
+    assert lifecycle.snapshot() == ((then, "then") if leads else before)
+    assert heard == ([(then, "then")] if leads else [])
+
+
+def test_models_come_and_go_but_an_end_is_an_end():
+    models, end = list(State)[:4], list(State)[4:]
+    assert tuple(end) == END
+    for state in State:
+        assert state not in NEXT[state]
+        later = NEXT[state]
+        if state in end:
+            assert later == tuple(end[end.index(state) + 1 :])
+        else:
+            assert set(end) <= set(later) and standing(state).ends is False
+    assert State.WARMING not in NEXT[State.SERVING], "what serves is warm"
+    assert State.SERVING not in NEXT[State.UNLOADED], "what is not there has to be loaded"
+    assert all(State.LOADING in NEXT[state] for state in models if state is not State.LOADING)
 
 
 @pytest.mark.parametrize("state", list(State))
 def test_calls_are_taken_while_it_serves_and_at_no_other_time(state):
-    lifecycle = Lifecycle()
-    lifecycle.move(state)
+    lifecycle = standing(state)
     if state is State.SERVING:
         lifecycle.refuse_unless_serving()
         return

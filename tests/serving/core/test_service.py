@@ -46,7 +46,7 @@ class World:
         self.meter = Meter(keys.limits_of, loop.time)
         self.gate = Gate(*gate, loop.time)
         parts = Parts(keys, self.meter, self.gate, self.lifecycle, self.records.append, Tracing())
-        self.service = Service(lambda: llm, ServiceSettings("fake", **settings), parts)
+        self.service = Service(lambda wanted, progress: llm, ServiceSettings("fake", **settings), parts)
 
     def held(self):
         return self.meter.num_open, self.gate.num_waiting, self.service.num_calls
@@ -390,3 +390,16 @@ async def test_salts_of_callers_never_meet():
         assert len(salts) == 4
         for events in running:
             await events.aclose()
+
+
+@scenario
+async def test_a_call_in_the_background_takes_nothing_of_its_keys_limits_and_no_place_in_the_queue():
+    async with serving(limits=KeyLimits(requests_per_minute=1, max_concurrent=1), gate=(1, 0)) as world:
+        for _ in range(3):
+            events = world.service.generate(call(background=True), Caller())
+            assert not world.meter.num_open and not world.gate.num_waiting
+            assert len(await all_of(events)) >= 2
+        await all_of(world.service.generate(call(), Caller()))
+        assert [record.outcome for record in world.records] == ["ok"] * 4
+        with pytest.raises(ServiceError, match="limit of 1 requests"):
+            await all_of(world.service.generate(call(), Caller()))

@@ -19,9 +19,9 @@ class Queue:
     def __init__(self, max_inside):
         self.turns, self.order, self.held = Turns(lambda: max_inside), [], []
 
-    def ask(self, key_id, name, priority=0, num_answers=1):
+    def ask(self, key_id, name, priority=0, num_answers=1, background=False):
         async def wait():
-            turn = await self.turns.take(key_id, priority, num_answers)
+            turn = await self.turns.take(key_id, priority, num_answers, background)
             self.order.append(name)
             self.held.append(turn)
 
@@ -107,3 +107,16 @@ def test_whatever_comes_and_goes_nothing_is_lost(seed):
         assert all(task.done() for task in again)
 
     run(scene())
+
+
+def test_calls_in_the_background_wait_for_those_of_every_key_whatever_their_priority():
+    async def scene():
+        queue = Queue(1)
+        tasks = [queue.ask("", "first")]
+        await queue.settle()
+        tasks += [queue.ask(key, f"late-{key}", priority=-5, background=True) for key in ("a", "b")]
+        tasks += [queue.ask("a", f"live{n}", priority=5) for n in range(3)]
+        await queue.serve_all(tasks)
+        return queue.order
+
+    assert run(scene()) == ["first", "live0", "live1", "live2", "late-b", "late-a"]

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v1/batches: files of requests that are answered beside live calls, whenever there is room."""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from metrale_jax.core.errors import shown
+from serving.core.errors import Kind, ServiceError
+from serving.http.answers import known_only
+from serving.http.batch_lines import endpoints
+from serving.http.desk import Desk
+from serving.http.endpoint import Asked, get, json_answer, post
+from serving.http.errors import HttpFault
+from serving.http.files import kept_for, work_of
+from serving.http.paging import known_query, one_of, page, whole_number
+from serving.store.owner import Owner
+from serving.store.records import BATCH_INPUT, StoredBatch, new_id
+from serving.store.store import Store
+
+FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
+WINDOW = re.compile(r"([1-9]\d{0,3})([smhd])")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MAX_WINDOW_S = 30 * SECONDS["d"]
+MAX_PAGE, PAGE = 100, 20
+MAX_PAIRS, MAX_KEY_LEN, MAX_VALUE_LEN = 16, 64, 512
+MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The routes of this API."""
+    return [
+        post(desk, "/v1/batches", create),
+        get(desk, "/v1/batches", listed),
+        get(desk, "/v1/batches/{batch_id}", batch),
+        post(desk, "/v1/batches/{batch_id}/cancel", cancel, has_body=False),
+    ]
+
+
+async def create(desk: Desk, asked: Asked) -> Response:
+    """A batch that has begun."""
+    work, body = work_of(desk), asked.body
+    store = work.store
+    owner = store.owner(asked.caller.key_id)
+    known_only(body, FIELDS)
+    endpoint = one_of("endpoint", body.get("endpoint"), tuple(endpoints(desk)))
+    window_s = _window_s(body.get("completion_window"))
+    metadata, keep_s = _metadata(body.get("metadata")), _keep_s(body.get("output_expires_after"), store)
+    given = body.get("input_file_id")
+    if not isinstance(given, str):
+        message = f"input_file_id={shown(given, 80)} is no text; give the id of a file."
+        raise ServiceError(Kind.INVALID, message, field="input_file_id")
+    source = owner.file(given, "input_file_id")
+    if source.purpose != BATCH_INPUT:
+        message = f"file {given} has purpose {source.purpose}; give one whose purpose is {BATCH_INPUT}."
+        raise ServiceError(Kind.INVALID, message, field="input_file_id")
+    await _make_room(store, owner)
+    made = StoredBatch(
+        id=new_id("batch_"),
+        key_id=asked.caller.key_id,
+        endpoint=endpoint,
+        input_file_id=source.id,
+        window=body["completion_window"],
+        created=store.now,
+        expires=store.now + window_s,
+        keep_s=keep_s,
+        metadata=metadata,
+    )
+    try:
+        await store.put(owner, made)
+    except ServiceError:
+        owner.batches.pop(made.id, None)
+        raise
+    work.begin(owner, made)
+    return json_answer(batch_object(made))
+
+
+async def listed(desk: Desk, asked: Asked) -> Response:
+    """The batches of this key, the newest first."""
+    owner, query = work_of(desk).store.owner(asked.caller.key_id), asked.query
+    known_query(query, ("after", "limit"))
+    limit = whole_number("limit", query.get("limit", PAGE), 1, MAX_PAGE)
+    found = list(owner.batches.values())[::-1]
+    return json_answer(page(found, lambda one: one.id, batch_object, query.get("after"), limit))
+
+
+async def batch(desk: Desk, asked: Asked) -> Response:
+    """One of them."""
+    return json_answer(batch_object(_batch(desk, asked)))
+
+
+async def cancel(desk: Desk, asked: Asked) -> Response:
+    """One that ends soon; it may have ended meanwhile, or be about to be whole."""
+    work, wanted = work_of(desk), _batch(desk, asked)
+    if wanted.is_finished and wanted.status != "cancelled":
+        message = f"batch {wanted.id} is {wanted.status}, and cannot be cancelled any more; see its files."
+        raise HttpFault(HTTPStatus.CONFLICT, message, "batch_id")
+    return json_answer(batch_object(await work.cancel(work.store.owner(asked.caller.key_id), wanted)))
+
+
+def batch_object(stored: StoredBatch) -> dict[str, Any]:
+    """The batch object of OpenAI."""
+    errors = {"object": "list", "data": list(stored.errors)} if stored.errors else None
+    return {
+        "id": stored.id,
+        "object": "batch",
+        "endpoint": stored.endpoint,
+        "model": stored.model or None,
+        "errors": errors,
+        "input_file_id": stored.input_file_id,
+        "completion_window": stored.window,
+        "status": stored.status,
+        "output_file_id": stored.output_file_id,
+        "error_file_id": stored.error_file_id,
+        "created_at": stored.created,
+        "expires_at": stored.expires,
+        **{f"{moment}_at": stored.moments.get(moment) for moment in MOMENTS},
+        "request_counts": {"total": stored.total, "completed": stored.completed, "failed": stored.failed},
+        "metadata": stored.metadata,
+    }
+
+
+async def _make_room(store: Store, owner: Owner) -> None:
+    """Drops the oldest batch that is finished where there are as many as can be kept."""
+    settings = store.settings
+    if len(owner.unfinished) >= settings.max_unfinished:
+        raise ServiceError(
+            Kind.EXHAUSTED,
+            f"{settings.max_unfinished} batches of this key are under way, which is the limit; wait for one.",
+            retry_after_s=60.0,
+        )
+    if len(owner.batches) >= settings.max_batches:
+        await store.drop(owner, next(one for one in owner.batches.values() if one.is_finished))
+
+
+def _window_s(given: Any) -> int:
+    found = WINDOW.fullmatch(given) if isinstance(given, str) else None
+    seconds = int(found[1]) * SECONDS[found[2]] if found else 0
+    if not 0 < seconds <= MAX_WINDOW_S:
+        message = f"completion_window={shown(given, 80)} is no time up to 30d; give 24h, or the like."
+        raise ServiceError(Kind.INVALID, message, field="completion_window")
+    return seconds
+
+
+def _metadata(given: Any) -> Mapping[str, str] | None:
+    if given is None:
+        return None
+    fits = isinstance(given, dict) and len(given) <= MAX_PAIRS
+    if not fits or not all(
+        isinstance(value, str) and len(name) <= MAX_KEY_LEN and len(value) <= MAX_VALUE_LEN
+        for name, value in given.items()
+    ):
+        message = (
+            f"metadata={shown(given, 80)} is no object of up to {MAX_PAIRS} texts of {MAX_VALUE_LEN} characters, named "
+            f"by up to {MAX_KEY_LEN}; give one, or none."
+        )
+        raise ServiceError(Kind.INVALID, message, field="metadata")
+    return given
+
+
+def _keep_s(given: Any, store: Store) -> int:
+    if given is None:
+        return store.settings.keep_s
+    if not isinstance(given, dict):
+        message = f"output_expires_after={shown(given, 80)} is no object; give anchor and seconds."
+        raise ServiceError(Kind.INVALID, message, field="output_expires_after")
+    return kept_for(given.get("anchor"), given.get("seconds"), store.settings.keep_s)
+
+
+def _batch(desk: Desk, asked: Asked) -> StoredBatch:
+    return work_of(desk).store.owner(asked.caller.key_id).batch(asked.path["batch_id"])
