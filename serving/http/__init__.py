@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP front: OpenAI's API and what belongs to it, over Starlette on uvicorn.
+"""The HTTP front: OpenAI's API, Anthropic's and what belongs to them, over Starlette on uvicorn.
 
 Each API is a module with `routes(desk)`, listed in `app.APIS`. A handler gets a `Desk` and what was `Asked`, and gives
 a Starlette response; `Endpoint` around it knows callers, bodies, errors and clients that go. Turns bodies into

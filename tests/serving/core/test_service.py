@@ -105,6 +105,17 @@ async def test_a_call_gets_deltas_its_end_and_leaves_a_record():
 
 
 @scenario
+async def test_what_chats_need_of_the_model_is_there_while_it_serves():
+    async with serving() as world:
+        model = world.service.chat_model()
+        assert (model.template, dict(model.special_tokens), model.takes_tools) == ("", {}, False)
+        await world.service.drain(0.0)
+        with pytest.raises(ServiceError) as raised:
+            world.service.chat_model()
+        assert raised.value.kind is Kind.UNAVAILABLE
+
+
+@scenario
 async def test_timings_count_from_when_the_call_came():
     async with serving(FakeLLM(on_prepare=lambda: threading.Event().wait(0.1))) as world:
         (*_, end) = await all_of(world.service.generate(call(2), ANYBODY))
