@@ -3,8 +3,9 @@
 
     serve run serving.ray_serve:app model=smollm2-135m num_replicas=2
 
-Arguments are the settings of `metrale-jax serve` (but for those of one that stands alone), those of `RoutingSettings`, and `num_replicas`, `num_cpus` and `num_gpus` of each. In a config file of Serve they are `args`, and
-`deployments` says more of "Model" (autoscaling, say) and of "Ingress". Needs the extras `ray` and `serve`.
+Arguments are the settings of `metrale-jax serve` (but for those of one that stands alone), those of `RoutingSettings`,
+and `num_replicas`, `num_cpus` and `num_gpus` of each. In a config file of Serve they are `args`, and `deployments` says
+more of "Model" (autoscaling, say) and of "Ingress". Needs the extras `ray` and `serve`.
 
 Limits of keys hold for each replica by itself, and so do answers that /v1/responses keeps.
 """
@@ -93,9 +94,7 @@ def _resolved(args: Mapping[str, Any]) -> Resolved:
     resolved = resolve(values, texts, {}, {"compile_cache": default_cache_dir() / "programs"})
     for name in OF_LONE_SERVERS:
         if resolved.origins.get(name, "default") != "default":
-            raise ConfigError(
-                f"{name} is for a server that stands alone, and here Ray Serve has several behind one address; leave it out."
-            )
+            raise ConfigError(f"{name} is for a server that stands alone, and here there are several; leave it out.")
     checked_limits(resolved.llm)
     return resolved
 
