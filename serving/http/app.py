@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from metrale_jax.core.errors import shown
 from serving.core.errors import ServiceError
 from serving.core.incidents import unforeseen
-from serving.http import chat, completions, embeddings, models, page, probes, stats, tokens
+from serving.http import chat, completions, embeddings, models, openapi, page, probes, stats, tokens
 from serving.http.callers import REQUEST_ID_HEADER, peer_of
 from serving.http.desk import Desk
 from serving.http.errors import HttpFault, headers_of, openai_body, spelt, status_of
@@ -37,8 +37,9 @@ def make_app(desk: Desk) -> Starlette:
     async def broken(request: Request, raised: Exception) -> Response:
         return _answer(unforeseen(raised, NO_METHOD))
 
+    routes = [route for api in APIS for route in api.routes(desk)]
     app = Starlette(
-        routes=[route for api in APIS for route in api.routes(desk)],
+        routes=[*routes, openapi.route_of(desk, routes)],
         middleware=[Middleware(UnambiguousHeads), *_cross_origin(desk.settings.allowed_origins)],
         exception_handlers={HTTPException: refused, Exception: broken},
     )

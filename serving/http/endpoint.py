@@ -19,6 +19,7 @@ from serving.http.callers import caller_of, peer_of, request_id_of, timeout_of
 from serving.http.calls import Call
 from serving.http.desk import Desk
 from serving.http.errors import OPENAI, ErrorForm, spelt
+from serving.http.operations import Operation
 from serving.http.sending import JSON, Outgoing
 
 
@@ -41,12 +42,14 @@ class Asked:
         return CallInfo(model, self.request_id + part, self.method, self.timeout_s)
 
 
+UNDESCRIBED = Operation()
 Handler = Callable[[Desk, Asked], Awaitable[Response | ASGIApp]]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What `handle` answers, errors in the `form` of the API. `is_open` asks for no key, `has_body` reads JSON."""
+    """What `handle` answers, errors in the `form` of the API. `is_open` asks for no key, `has_body` reads JSON.
+    `about` describes it to readers."""
 
     desk: Desk
     name: str
@@ -54,6 +57,7 @@ class Endpoint:
     form: ErrorForm = OPENAI
     has_body: bool = True
     is_open: bool = False
+    about: Operation = UNDESCRIBED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
