@@ -33,17 +33,20 @@ from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import ANTHROPIC
 from serving.http.messages_body import CHAT_FIELDS, SAMPLING, WITHOUT_EFFECT, chat_of, params_of
+from serving.http.operations import Operation
 from serving.http.sse import EventStream, named
 
 VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
+ANSWER = Operation("Anthropic's messages: an answer to a conversation.", {"type": "object"}, is_streamed=True)
+COUNT = Operation("Tokens of a conversation, as Anthropic counts them.", {"type": "object"})
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        post(desk, "/v1/messages", answer, form=ANTHROPIC),
-        post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC),
+        post(desk, "/v1/messages", answer, form=ANTHROPIC, about=ANSWER),
+        post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC, about=COUNT),
     ]
 
 
