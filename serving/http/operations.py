@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from serving.http.schemas import ERROR, Schema
+from serving.http.schemas import Schema
 
 JSON, EVENTS = "application/json", "text/event-stream"
 REASONS: Mapping[int, str] = {
@@ -35,14 +35,14 @@ class Operation:
     more: tuple[int, ...] = ()
 
 
-def described(about: Operation, path: str, has_body: bool, is_open: bool) -> dict[str, Any]:
-    """The operation object of OpenAPI 3.1."""
+def described(about: Operation, path: str, error: Schema, has_body: bool, is_open: bool) -> dict[str, Any]:
+    """The operation object of OpenAPI 3.1; `error` is the schema of error objects."""
     content = {about.media: {"schema": dict(about.answer)}}
     if about.is_streamed:
         content[EVENTS] = {"schema": {"type": "string"}}
     answers = {"200": {"description": "The answer.", "content": content}}
     for status in _statuses(path, has_body, is_open):
-        answers[str(status)] = {"description": REASONS[status], "content": {JSON: {"schema": ERROR}}}
+        answers[str(status)] = {"description": REASONS[status], "content": {JSON: {"schema": error}}}
     for status in about.more:
         answers[str(status)] = {"description": REASONS[status], "content": content}
     made: dict[str, Any] = {"summary": about.summary, "responses": answers}

@@ -105,8 +105,12 @@ class Looks:
 
     def before(self, now: "EngineStats") -> "EngineStats | None":
         """The oldest look that is not too old, None without one; `now` is kept for later ones."""
-        # Another engine's clock began anew.
-        while self._kept and not 0 <= now.uptime_s - self._kept[0].uptime_s <= WINDOW_S:
+        # Another engine's clock and counts began anew.
+        while self._kept and not (
+            0 <= now.uptime_s - self._kept[0].uptime_s <= WINDOW_S
+            and now.prompt_tokens >= self._kept[0].prompt_tokens
+            and now.generated_tokens >= self._kept[0].generated_tokens
+        ):
             self._kept.popleft()
         if not self._kept or now.uptime_s - self._kept[-1].uptime_s >= APART_S:
             self._kept.append(now)
