@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gRPC service costs over the bare engine, and whether it bears a crowd.
+"""What a front of the service costs over the bare engine, and whether it bears a crowd.
 
-    python -m benchmarks.serving_load --mode sweep --json OUT
-    python -m benchmarks.serving_load --mode soak --minutes 10 --streams 200 --json OUT
+    python -m benchmarks.serving_load --front http --mode sweep --json OUT
+    python -m benchmarks.serving_load --front http --mode soak --minutes 10 --streams 200 --json OUT
 
-Starts `metrale-jax serve`, or takes a server that runs: `--target HOST:PORT`, with `--side-url` and `--pid` for its
-metrics and its process. Clients are the project's own, in processes of their own. Prints JSON lines and tables; exits
+Starts `metrale-jax serve`, or takes a server that runs: `--target HOST:PORT` of the front, with `--side-url` and
+`--pid` for its metrics and its process. Clients are in processes of their own. Prints JSON lines and tables; exits
 with 1 where a rule is broken.
 """
 
@@ -21,6 +21,7 @@ from contextlib import ExitStack, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.load.fronts.registry import FRONTS
 from benchmarks.load.server import Server, started
 from benchmarks.load.soak import Soak, run_soak
 from benchmarks.load.sweep import Sweep, run_sweep
@@ -31,6 +32,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=["sweep", "soak"], required=True)
+    parser.add_argument("--front", choices=list(FRONTS), default="grpc")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of server and bare engine")
     parser.add_argument("--serve-argument", action="append", default=[], help="of the server alone, as in --x=--flag")
@@ -81,9 +83,9 @@ def main() -> int:
     options = options_of(arguments.option)
     with ExitStack() as stack:
         server = stack.enter_context(
-            nullcontext(Server(arguments.target, arguments.side_url, arguments.pid))
+            nullcontext(Server(arguments.front, arguments.target, arguments.side_url, arguments.pid))
             if arguments.target
-            else started(arguments.model, [*serve_arguments(options), *arguments.serve_argument])
+            else started(arguments.front, arguments.model, [*serve_arguments(options), *arguments.serve_argument])
         )
         if arguments.mode == "sweep":
             settings = {"model": arguments.model, "options": options}
@@ -96,6 +98,7 @@ def main() -> int:
     if arguments.json:
         facts = {
             "date": time.strftime("%Y-%m-%d"),
+            "front": arguments.front,
             "mode": arguments.mode,
             "model": arguments.model,
             "options": options,
@@ -103,7 +106,7 @@ def main() -> int:
             "cores": len(os.sched_getaffinity(0)),
             "load_average": os.getloadavg()[0],
             "commit": _commit(),
-            "versions": {package: version(package) for package in ("jax", "grpcio", "protobuf")},
+            "versions": {package: version(package) for package in ("jax", *server.driver.packages)},
         }
         arguments.json.write_text(json.dumps({**facts, **report}, indent=1) + "\n")
     return 1 if broken else 0

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `benchmarks.serving_load` drives a server with: workloads, client processes, the bare engine, figures, rules.
+"""What `benchmarks.serving_load` drives a server with: workloads, client processes, the bare engine, figures, rules;
+and in `fronts` how each front is spoken to.
 
-Client processes import the project's client and no JAX; `bare_engine` alone loads a model.
+Client processes import no JAX; `bare_engine` alone loads a model.
 """

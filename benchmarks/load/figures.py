@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-OK = "OK"
+# How requests end: with their answer, or past their time.
+OK, LATE = "OK", "DEADLINE_EXCEEDED"
 
 
 @dataclass

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
-from serving.client import Client, DeadlineError, UnavailableError
+from benchmarks.load.fronts.api import AbstractDriver
+from benchmarks.load.fronts.registry import FRONTS, driver_of
 
 START_S = 600
 STOP_S = 60
@@ -36,12 +37,19 @@ GAUGES = {
 
 @dataclass
 class Server:
-    """Where a server is. `pid` and `side_url` (of its metrics) may be unknown: then they tell nothing."""
+    """Where the `front` of a server is. `pid` and `side_url` (of its metrics) may be unknown: then they tell
+    nothing."""
 
+    front: str
     target: str
     side_url: str = ""
     pid: int | None = None
     log: deque = field(default_factory=lambda: deque(maxlen=50))
+
+    @property
+    def driver(self) -> AbstractDriver:
+        """How it is spoken to."""
+        return driver_of(self.front)
 
     def sample(self) -> dict:
         """How it stands: resident MiB, threads, open files, CPU seconds; of its metrics what is in `GAUGES`; `silent`
@@ -79,21 +87,13 @@ def process_sample(pid: int) -> dict:
 
 
 @contextmanager
-def started(model: str, arguments: Sequence[str]) -> Iterator[Server]:
-    """A server of its own process, on free ports of this machine. Raises `RuntimeError` where it does not come up."""
-    command = [
-        sys.executable,
-        "-m",
-        "metrale_jax",
-        "serve",
-        model,
-        "--grpc-port",
-        "0",
-        "--side-port",
-        str(_free_port()),
-    ]
-    process = subprocess.Popen([*command, *ALL_MAY_WAIT, *arguments], stderr=subprocess.PIPE, text=True)
-    server = Server("", pid=process.pid)
+def started(front: str, model: str, arguments: Sequence[str]) -> Iterator[Server]:
+    """A server of its own process, all its fronts on free ports of this machine. Raises `RuntimeError` where it does
+    not come up."""
+    command = [sys.executable, "-m", "metrale_jax", "serve", model, "--side-port", str(_free_port())]
+    ports = [part for name in FRONTS for part in (f"--{name}-port", "0")]
+    process = subprocess.Popen([*command, *ports, *ALL_MAY_WAIT, *arguments], stderr=subprocess.PIPE, text=True)
+    server = Server(front, "", pid=process.pid)
     told = threading.Event()
     reader = threading.Thread(target=_follow, args=(process, server, told), daemon=True)
     reader.start()
@@ -115,14 +115,10 @@ def started(model: str, arguments: Sequence[str]) -> Iterator[Server]:
 def await_serving(server: Server, runs: Callable[[], bool] = lambda: True) -> None:
     """Comes back when the server takes calls. Raises `RuntimeError` where it does not within `START_S`, or is gone."""
     ends_at_s = time.monotonic() + START_S
-    with Client(server.target) as client:
-        while runs() and time.monotonic() < ends_at_s:
-            try:
-                if client.health(timeout_s=POLL_S * 10) == "SERVING":
-                    return
-            except (UnavailableError, DeadlineError):
-                pass
-            time.sleep(POLL_S)
+    while runs() and time.monotonic() < ends_at_s:
+        if server.driver.serves(server.target, POLL_S * 10):
+            return
+        time.sleep(POLL_S)
     raise RuntimeError("the server does not serve:\n" + "".join(server.log))
 
 
@@ -136,19 +132,19 @@ def _follow(process: subprocess.Popen, server: Server, ready: threading.Event) -
     """Keeps the end of its log, and finds in it where it listens."""
     for line in process.stderr:
         server.log.append(line)
-        if not server.target and (found := addresses(line)):
+        if not server.target and (found := addresses(line, server.front)):
             server.target, server.side_url = found
             ready.set()
     process.stderr.close()
     ready.set()
 
 
-def addresses(line: str) -> tuple[str, str] | None:
-    """gRPC target and URL of the side port from the line of the log that names both, else None."""
+def addresses(line: str, front: str) -> tuple[str, str] | None:
+    """Target of the front and URL of the side port from the line of the log that names both, else None."""
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(record, dict) or not {"grpc", "side"} <= set(record):
+    if not isinstance(record, dict) or not {front, "side"} <= set(record):
         return None
-    return str(record["grpc"]), f"http://{record['side']}" if record["side"] else ""
+    return str(record[front]), f"http://{record['side']}" if record["side"] else ""

@@ -13,7 +13,6 @@ from benchmarks.load.figures import slope_per_min, spread, table
 from benchmarks.load.server import Server
 from benchmarks.load.worker import Worker
 from benchmarks.load.workload import asks
-from serving.client import Client
 
 STREAMS_A_PROCESS = 100
 SAMPLE_S = 1.0
@@ -36,22 +35,21 @@ class Soak:
     max_rss_mib_per_min: float
 
 
-def known_requests(client: Client, soak: Soak) -> list[dict]:
+def known_requests(server: Server, soak: Soak) -> list[dict]:
     """Requests with their answers, each asked alone: greedy ones, and every fourth drawn with a seed."""
-    vocab_size = client.models()[0].vocab_size
-    found = []
+    vocab_size = server.driver.vocab_size(server.target)
+    requests = []
     for number, ask in enumerate(asks(f"{soak.seed}-known", soak.num_known, vocab_size)):
         drawn = {"temperature": 1.0, "seed": number} if number % 4 == 3 else {"temperature": 0}
         params = {"max_tokens": ask.max_tokens, "ignore_eos": True, **drawn}
-        answer = client.generate(ask.prompt, **params)
-        found.append({"prompt": ask.prompt, "params": params, "token_ids": list(answer.token_ids)})
-    return found
+        requests.append({"prompt": ask.prompt, "params": params})
+    answers = server.driver.answers(server.target, requests)
+    return [request | answer for request, answer in zip(requests, answers, strict=True)]
 
 
 def run_soak(soak: Soak, server: Server) -> tuple[dict, list[str]]:
     """The report, and which rules were broken. Prints one JSON line and tables."""
-    with Client(server.target) as client:
-        known = known_requests(client, soak)
+    known = known_requests(server, soak)
     before = server.sample()
     samples: list[dict] = [before]
     over = threading.Event()
@@ -131,7 +129,7 @@ def settled(sample: Callable[[], dict], before: dict, soak: Soak) -> dict:
 def _results(soak: Soak, server: Server, known: Sequence[dict]) -> list[dict]:
     processes = -(-soak.streams // STREAMS_A_PROCESS)
     with ExitStack() as stack:
-        settings = {"target": server.target}
+        settings = {"front": server.front, "target": server.target}
         workers = [stack.enter_context(Worker("soak_clients", settings)) for _ in range(processes)]
         for place, worker in enumerate(workers):
             numbers = list(range(place, soak.streams, processes))

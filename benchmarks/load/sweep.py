@@ -8,11 +8,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from benchmarks.load.figures import OK, Trace, figures, medians, table
+from benchmarks.load.figures import LATE, OK, Trace, figures, medians, table
 from benchmarks.load.server import Server
 from benchmarks.load.worker import Worker
 from benchmarks.load.workload import Ask, asks
-from serving.client import Client
 
 STREAMS_A_PROCESS = 100
 # Client processes connect before they begin together.
@@ -59,12 +58,11 @@ def bare(worker: Worker, requests: Sequence[Ask], streams: int, deadline_s: floa
 
 def run_sweep(sweep: Sweep, server: Server, engine: Worker | None) -> tuple[dict, list[str]]:
     """The report, and what was wrong: statuses that nobody provoked. Prints a JSON line a result and a table."""
-    with Client(server.target) as client:
-        vocab_size = client.models()[0].vocab_size
+    vocab_size = server.driver.vocab_size(server.target)
     processes = -(-max(sweep.streams) // STREAMS_A_PROCESS)
     runs: dict[tuple[int, str], list[dict]] = {}
     with ExitStack() as stack:
-        clients = {"target": server.target}
+        clients = {"front": server.front, "target": server.target}
         workers = [stack.enter_context(Worker("sweep_clients", clients)) for _ in range(processes)]
         for turn in range(sweep.rounds + 1):
             # The first is thrown away: a crowd runs once what a first run costs.
@@ -93,7 +91,7 @@ def run_sweep(sweep: Sweep, server: Server, engine: Worker | None) -> tuple[dict
         f"{row['what']} at {row['streams']} streams: {count} requests ended with {status}"
         for row in rows
         for status, count in row["statuses"].items()
-        if status not in (OK, "DEADLINE_EXCEEDED")
+        if status not in (OK, LATE)
     ]
     samples = [{"streams": streams, "what": name, "runs": found} for (streams, name), found in runs.items()]
     return {"sweep": asdict(sweep), "rows": rows, "costs": costs, "samples": samples}, wrong

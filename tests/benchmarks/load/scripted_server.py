@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The project's front over a scripted service, on a thread, with metrics that say what runs: a server to load."""
+"""The project's fronts over a scripted service, on a thread, with metrics that say what runs: a server to load."""
 
 import asyncio
 import dataclasses
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from benchmarks.load.server import Server
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta, Ended
+from serving.core.front import AbstractFront
+from serving.core.lifecycle import Lifecycle, State
 from serving.grpc.server import make_server
 from serving.grpc.settings import GrpcSettings
+from serving.http.desk import Desk
+from serving.http.server import make_http_server
+from serving.http.settings import HttpSettings
 from tests.serving.scripted import ScriptedService
 
 START_S = 10
@@ -31,6 +37,8 @@ class CrowdService(ScriptedService):
             raise ServiceError(Kind.NOT_FOUND, "There is no such model; ask for scripted.", field="model")
         if call.params.regex is not None:
             raise ServiceError(Kind.INVALID, "The pattern is none; give one.", field="params.regex")
+        if call.prompt.token_ids and min(call.prompt.token_ids) < 0:
+            raise ServiceError(Kind.INVALID, "The prompt has no such token; give others.", field="prompt")
         self._num += 1
         spoilt = self._spoils and self._num % self._spoils == 0
         async for event in super().generate(call, caller):
@@ -52,9 +60,18 @@ def spoil(event):
     return Delta(event.index, event.text, ((event.token_ids[0] + 1) % 256, *event.token_ids[1:]))
 
 
+def front_of(name: str, service: CrowdService) -> AbstractFront:
+    """The front of that name, not started."""
+    if name == "grpc":
+        return make_server(service, GrpcSettings(port=0))
+    lifecycle = Lifecycle()
+    lifecycle.move(State.SERVING)
+    return make_http_server(Desk(service, lifecycle, HttpSettings(port=0)))
+
+
 @contextmanager
-def crowd_server(service: CrowdService) -> Iterator[Server]:
-    """The server, which runs meanwhile. Its process is the test's own."""
+def crowd_server(name: str, service: CrowdService) -> Iterator[Server]:
+    """The server, whose front of that name runs meanwhile. Its process is the test's own."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -69,7 +86,7 @@ def crowd_server(service: CrowdService) -> Iterator[Server]:
     paging = threading.Thread(target=side.serve_forever)
     paging.start()
     started, loop = threading.Event(), asyncio.new_event_loop()
-    front = make_server(service, GrpcSettings(port=0))
+    front = front_of(name, service)
 
     async def serve():
         over = asyncio.Event()
@@ -85,7 +102,7 @@ def crowd_server(service: CrowdService) -> Iterator[Server]:
     thread.start()
     assert started.wait(START_S)
     try:
-        yield Server(f"127.0.0.1:{front.port}", f"http://127.0.0.1:{side.server_port}")
+        yield Server(name, f"127.0.0.1:{front.port}", f"http://127.0.0.1:{side.server_port}")
     finally:
         loop.call_soon_threadsafe(serving[0].set)
         thread.join(START_S)
@@ -96,8 +113,8 @@ def crowd_server(service: CrowdService) -> Iterator[Server]:
 
 
 def main() -> None:
-    """Serves until stdin ends; prints target and URL."""
-    with crowd_server(CrowdService(pause_s=0.002)) as server:
+    """Serves the front that the command line names until stdin ends; prints target and URL."""
+    with crowd_server(sys.argv[1], CrowdService(pause_s=0.002)) as server:
         print(server.target, server.side_url, flush=True)
         input()
 

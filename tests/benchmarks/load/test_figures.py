@@ -57,9 +57,10 @@ def test_the_gauges_are_found_in_an_exposition():
 
 
 def test_a_server_is_found_in_its_log():
-    assert addresses("plain words\n") is None and addresses('{"message": "x"}') is None and addresses("3") is None
-    line = '{"message": "serving", "grpc": "127.0.0.1:5", "side": "127.0.0.1:6"}'
-    assert addresses(line) == ("127.0.0.1:5", "http://127.0.0.1:6")
+    assert all(addresses(line, "grpc") is None for line in ("plain words\n", '{"message": "x"}', "3"))
+    line = '{"message": "serving", "grpc": "127.0.0.1:5", "http": "127.0.0.1:7", "side": "127.0.0.1:6"}'
+    assert addresses(line, "grpc") == ("127.0.0.1:5", "http://127.0.0.1:6")
+    assert addresses(line, "http") == ("127.0.0.1:7", "http://127.0.0.1:6")
 
 
 def test_the_bare_engine_has_as_many_requests_at_a_time_as_it_is_told():
