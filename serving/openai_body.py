@@ -94,7 +94,7 @@ def completions_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     """All that a /v1/completions body asks for. Raises `RequestError`."""
     asked = _present(body)
     given = asked.pop("prompt", None)
-    several = isinstance(given, list) and any(isinstance(one, str | list) for one in given)
+    several = isinstance(given, list) and not {str, list}.isdisjoint(map(type, given))
     prompts = tuple(map(checked_prompt, given)) if several else (checked_prompt(given),)
     if len(prompts) > MAX_PROMPTS:
         raise RequestError(f"{len(prompts)} prompts are over the limit of {MAX_PROMPTS}; send fewer.", "prompt")
@@ -143,11 +143,12 @@ def checked_prompt(prompt: Any) -> str | list[int]:
         raise RequestError(
             f"prompt={_short(prompt)} is neither a text nor a list of token ids; give one of these.", "prompt"
         )
-    for token in prompt:
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise RequestError(
-                f"prompt holds {_short(token)}, which is no token id; give one prompt for each request.", "prompt"
-            )
+    # There may be millions of ids: not a step of Python for each.
+    if set(map(type, prompt)) - {int}:
+        wrong = next(token for token in prompt if type(token) is not int)
+        raise RequestError(
+            f"prompt holds {_short(wrong)}, which is no token id; give one prompt for each request.", "prompt"
+        )
     return prompt
 
 

@@ -100,3 +100,10 @@ def test_newer_fields_are_taken_as_soon_as_sampling_knows_them(name, value):
     else:
         with pytest.raises(RequestError, match=f"{name} is no known field"):
             chat(**{name: value})
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0, None, "a", [1]])
+def test_among_many_token_ids_the_one_that_is_none_is_named(wrong):
+    with pytest.raises(RequestError) as told:
+        completion_request({"prompt": [7] * 1000 + [wrong] + [7] * 1000}, {})
+    assert repr(wrong) in str(told.value) and told.value.field == "prompt" and len(str(told.value)) < 120
