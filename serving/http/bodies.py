@@ -15,11 +15,13 @@ from starlette.types import Receive
 from metrale_jax.core.errors import shown
 from serving.core.errors import Kind, ServiceError
 from serving.http.errors import HttpFault
+from serving.http.room import Place
 
 # What is read of a body that nobody wants, so that its sender comes to read why; then the connection is closed.
 AWAY_BYTES, AWAY_S = 64 << 20, 5.0
-# A body that is larger is decoded beside the event loop.
+# A body that is larger waits until there is room for it, and is decoded beside the event loop.
 LARGE_BYTES = 64 << 10
+NO_ROOM_RETRY_S = 5.0
 
 
 class IncomingBody:
@@ -31,22 +33,30 @@ class IncomingBody:
         self.pending = self._length != 0
         self._is_slow = False
 
-    async def read(self, max_bytes: int, seconds: float) -> bytes:
-        """All of it. Raises `ServiceError` for one that is too large, comes too slowly, or breaks off."""
+    async def read(self, max_bytes: int, seconds: float, place: Place) -> bytes | bytearray:
+        """All of it, in its place. Raises `ServiceError` for one that is too large, comes too slowly, breaks off, or
+        gets no place."""
         if self._length is not None and self._length > max_bytes:
             raise too_large(max_bytes)
         whole = bytearray()
         try:
             async with asyncio.timeout(seconds):
+                if (self._length or 0) > LARGE_BYTES:
+                    await place.take(self._length)
                 while self.pending:
                     whole += await self._next()
                     if len(whole) > max_bytes:
                         raise too_large(max_bytes)
+                    if len(whole) > LARGE_BYTES:
+                        await place.take(max_bytes)
         except TimeoutError:
+            if place.is_waiting:
+                message = f"Other bodies took all the room for {seconds:.3g} s; come again in a moment."
+                raise ServiceError(Kind.UNAVAILABLE, message, retry_after_s=NO_ROOM_RETRY_S) from None
             self._is_slow = True
             message = f"The body was not whole after {seconds:.3g} s; send it faster, or less."
             raise ServiceError(Kind.TOO_LATE, message) from None
-        return bytes(whole)
+        return whole
 
     async def read_away(self) -> None:
         """Takes what is still on its way, within bounds, and forgets it; nothing of what came too slowly."""
@@ -65,7 +75,7 @@ class IncomingBody:
         return message.get("body", b"")
 
 
-async def decoded(raw: bytes, headers: Headers) -> dict[str, Any]:
+async def decoded(raw: bytes | bytearray, headers: Headers) -> dict[str, Any]:
     """The object that the body is. Raises `ServiceError` for one of another type, for what is no JSON, and for what
     JSON allows and readers disagree about: names that come twice, halves of surrogate pairs, numbers out of range."""
     _check_type(headers)
@@ -114,7 +124,7 @@ def _check_type(headers: Headers) -> None:
         raise HttpFault(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "content-encoding")
 
 
-def _parsed(raw: bytes) -> Any:
+def _parsed(raw: bytes | bytearray) -> Any:
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite

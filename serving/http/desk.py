@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from serving.core.api import AbstractService
 from serving.core.lifecycle import Lifecycle
 from serving.http.calls import CallsInFlight
+from serving.http.room import Room
 from serving.http.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Desk:
     """`version` is what the server says of itself. `metrics()` gives the exposition and its content type, `stats()` the
-    engine's figures, None before there is a model. `calls` are those under way."""
+    engine's figures, None before there is a model. `calls` are those under way, `room` is what their bodies share."""
 
     service: AbstractService
     lifecycle: Lifecycle
@@ -26,3 +27,4 @@ class Desk:
     metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain; charset=utf-8")
     stats: "Callable[[], EngineStats | None]" = lambda: None
     calls: CallsInFlight = field(default_factory=CallsInFlight)
+    room: Room = field(default_factory=Room)

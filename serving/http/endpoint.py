@@ -20,6 +20,7 @@ from serving.http.calls import Call
 from serving.http.desk import Desk
 from serving.http.errors import OPENAI, ErrorForm, spelt
 from serving.http.operations import Operation
+from serving.http.room import Place
 from serving.http.sending import JSON, Outgoing
 
 
@@ -87,7 +88,8 @@ class Endpoint:
         timeout_s, read = timeout_of(headers), {}
         if self.has_body:
             settings = self.desk.settings
-            read = await decoded(await body.read(settings.max_body_bytes, settings.body_s), headers)
+            with Place(self.desk.room, settings.max_bodies_bytes) as place:
+                read = await decoded(await body.read(settings.max_body_bytes, settings.body_s, place), headers)
         path, query = scope.get("path_params", {}), QueryParams(scope["query_string"])
         return Asked(caller, out.request_id, timeout_s, self.name, read, path, query, headers)
 

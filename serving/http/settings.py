@@ -14,14 +14,16 @@ class HttpSettings:
 
     There are up to `max_connections`, with up to `max_calls` at work; who comes beyond that is told to come again. A
     connection may be silent for `keep_alive_s` between calls, the head of a call takes up to `head_s`, its body, of up
-    to `max_body_bytes`, up to `body_s`. A client that takes nothing of its answer for `write_s` is given up. In a
-    stream that has nothing to say a comment is sent each `ping_s`. Pages of `allowed_origins` may call from browsers.
+    to `max_body_bytes`, up to `body_s`; large bodies wait while `max_bodies_bytes` are being read. A client that takes
+    nothing of its answer for `write_s` is given up. In a stream that has nothing to say a comment is sent each
+    `ping_s`. Pages of `allowed_origins` may call from browsers.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     tls: TlsSettings | None = None
     max_body_bytes: int = 32 * MIB
+    max_bodies_bytes: int = 128 * MIB
     max_connections: int = 4096
     max_calls: int = 1024
     keep_alive_s: float = 75.0
