@@ -3,7 +3,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,7 @@ def without(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in names}
 
 
-def known_only(body: Mapping[str, Any], names: Sequence[str]) -> None:
+def known_only(body: Mapping[str, Any], names: Collection[str]) -> None:
     """Nothing. Raises `ServiceError` for a field that is none of those names."""
     for name, value in body.items():
         if name not in names and value is not None:

@@ -4,16 +4,18 @@
 from http import HTTPStatus
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metrale_jax.core.errors import shown
 from serving.core.errors import ServiceError
 from serving.core.incidents import unforeseen
-from serving.http import batches, chat, completions, embeddings, files, models, probes, tokens
+from serving.http import batches, chat, completions, embeddings, files, models, openapi, probes, tokens
 from serving.http.callers import REQUEST_ID_HEADER, peer_of
 from serving.http.desk import Desk
 from serving.http.errors import HttpFault, headers_of, openai_body, spelt, status_of
@@ -35,16 +37,17 @@ def make_app(desk: Desk) -> Starlette:
     async def broken(request: Request, raised: Exception) -> Response:
         return _answer(unforeseen(raised, NO_METHOD))
 
+    routes = [route for api in APIS for route in api.routes(desk)]
     app = Starlette(
-        routes=[route for api in APIS for route in api.routes(desk)],
-        middleware=_middleware(desk.settings.allowed_origins),
+        routes=[*routes, openapi.route_of(desk, routes)],
+        middleware=[Middleware(UnambiguousHeads), *_cross_origin(desk.settings.allowed_origins)],
         exception_handlers={HTTPException: refused, Exception: broken},
     )
     app.router.redirect_slashes = False
     return app
 
 
-def _middleware(origins: tuple[str, ...]) -> list[Middleware]:
+def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
     if not origins:
         return []
     return [
@@ -56,6 +59,23 @@ def _middleware(origins: tuple[str, ...]) -> list[Middleware]:
             expose_headers=[REQUEST_ID_HEADER, "retry-after"],
         )
     ]
+
+
+class UnambiguousHeads:
+    """Refuses heads that tell of two ends of their body: what stands before the server may believe the other one."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or hands it on."""
+        headers = Headers(scope=scope)
+        if "transfer-encoding" not in headers or "content-length" not in headers:
+            await self._app(scope, receive, send)
+            return
+        message = "content-length and transfer-encoding are both given; leave one of them out."
+        fault = HttpFault(HTTPStatus.BAD_REQUEST, message, "content-length", {"connection": "close"})
+        await _answer(fault)(scope, receive, send)
 
 
 def _fault(request: Request, raised: HTTPException) -> HttpFault:

@@ -29,6 +29,7 @@ class IncomingBody:
         self._receive = receive
         self._length = _length(headers)
         self.pending = self._length != 0
+        self._is_slow = False
 
     async def read(self, max_bytes: int, seconds: float) -> bytes:
         """All of it. Raises `ServiceError` for one that is too large, comes too slowly, or breaks off."""
@@ -48,6 +49,7 @@ class IncomingBody:
                 async with asyncio.timeout_at(until_s):
                     chunk = await self._next()
             except TimeoutError:
+                self._is_slow = True
                 message = f"The body was not whole after {seconds:.3g} s; send it faster, or less."
                 raise ServiceError(Kind.TOO_LATE, message) from None
             came_s = loop.time()
@@ -58,11 +60,11 @@ class IncomingBody:
             until_s += loop.time() - came_s
 
     async def read_away(self) -> None:
-        """Takes what is still on its way, within bounds, and forgets it."""
+        """Takes what is still on its way, within bounds, and forgets it; nothing of what came too slowly."""
         taken = 0
         with suppress(TimeoutError, ServiceError):
             async with asyncio.timeout(AWAY_S):
-                while self.pending and taken < AWAY_BYTES:
+                while self.pending and not self._is_slow and taken < AWAY_BYTES:
                     taken += len(await self._next())
 
     async def _next(self) -> bytes:

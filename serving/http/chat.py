@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from metrale_jax.results import GenerationResult, TokenLogprob
+from metrale_jax.sampling.params import MAX_LOGPROBS
 from serving.core.calls import GenerateCall, Prompt
 from serving.core.events import Delta, Event
 from serving.http.answers import (
@@ -29,16 +30,58 @@ from serving.http.chat_plan import ChatPlan, Content, plan_chat
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import with_fields
+from serving.http.operations import Operation
+from serving.http.schemas import (
+    BOOLEAN,
+    GENERATION,
+    MESSAGES,
+    USAGE,
+    array,
+    body_of,
+    integer,
+    nullable,
+    object_of,
+    text,
+)
 from serving.http.sse import DONE, EventStream, data
 from serving.openai_answer import Label, chat_logprobs
 
 # The service's name for what is wrong, and the body's.
 FORM = with_fields({"prompt": "messages"})
+BODY = {
+    **GENERATION,
+    "messages": MESSAGES,
+    "max_completion_tokens": integer(1),
+    "logprobs": BOOLEAN,
+    "top_logprobs": integer(0, MAX_LOGPROBS),
+    "chat_template_kwargs": {"type": "object"},
+    "add_generation_prompt": BOOLEAN,
+    "continue_final_message": {"const": False},
+}
+CHOICE = object_of(
+    {
+        "index": integer(0),
+        "message": object_of({"role": text("assistant"), "content": text()}, "role", "content"),
+        "logprobs": nullable({"type": "object"}),
+        "finish_reason": text("stop", "length"),
+    },
+    "index",
+    "message",
+    "logprobs",
+    "finish_reason",
+)
+ANSWER = {"id": text(), "object": text("chat.completion"), "created": integer(0), "model": text()}
+ABOUT = Operation(
+    "Answers to a conversation.",
+    body_of(BODY, "messages"),
+    object_of(ANSWER | {"choices": array(CHOICE), "usage": USAGE}, *ANSWER, "choices", "usage"),
+    is_streamed=True,
+)
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [post(desk, "/v1/chat/completions", complete, form=FORM)]
+    return [post(desk, "/v1/chat/completions", complete, form=FORM, about=ABOUT)]
 
 
 @dataclass(frozen=True)

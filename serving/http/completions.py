@@ -31,16 +31,56 @@ from serving.http.answers import (
 from serving.http.bodies import text_field
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
+from serving.http.operations import Operation
+from serving.http.schemas import (
+    BOOLEAN,
+    GENERATION,
+    TOKENS,
+    USAGE,
+    any_of,
+    array,
+    body_of,
+    integer,
+    nullable,
+    object_of,
+    text,
+)
 from serving.http.sse import DONE, EventStream, data
 from serving.openai_answer import Label, LogprobColumns, text_logprobs, usage_of
-from serving.openai_body import Completions, completions_request
+from serving.openai_body import MAX_ANSWERS, MAX_PROMPTS, Completions, completions_request
 
 OWN_FIELDS = ("add_special_tokens", "return_token_ids")
+BODY = {
+    **GENERATION,
+    "prompt": any_of(text(), TOKENS, array(any_of(text(), TOKENS), 1, MAX_PROMPTS)),
+    "max_tokens": integer(0),
+    "best_of": integer(1, MAX_ANSWERS),
+    "add_special_tokens": BOOLEAN,
+}
+CHOICE = object_of(
+    {
+        "index": integer(0),
+        "text": text(),
+        "logprobs": nullable({"type": "object"}),
+        "finish_reason": text("stop", "length"),
+    },
+    "index",
+    "text",
+    "logprobs",
+    "finish_reason",
+)
+ANSWER = {"id": text(), "object": text("text_completion"), "created": integer(0), "model": text()}
+ABOUT = Operation(
+    "Completions of one or several prompts.",
+    body_of(BODY, "prompt"),
+    object_of(ANSWER | {"choices": array(CHOICE), "usage": USAGE}, *ANSWER, "choices", "usage"),
+    is_streamed=True,
+)
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [post(desk, "/v1/completions", complete)]
+    return [post(desk, "/v1/completions", complete, about=ABOUT)]
 
 
 @dataclass(frozen=True)
@@ -172,18 +212,17 @@ async def _chunks(work: _Work) -> AsyncIterator[bytes]:
                     yield _chunk(work, _piece(work, told, index, event))
             else:
                 told.usage.add(place, event.result)
-                reason = finish_reason(event.result)
-                yield _chunk(work, {"index": index, "text": "", "logprobs": None, "finish_reason": reason})
+                yield _chunk(work, _piece(work, told, index, Delta(event.index), finish_reason(event.result)))
     if work.streaming.usage:
         yield data(_object(work, []) | {"usage": told.usage.object()})
     yield DONE
 
 
-def _piece(work: _Work, told: _Streamed, index: int, delta: Delta) -> dict[str, Any]:
+def _piece(work: _Work, told: _Streamed, index: int, delta: Delta, reason: str | None = None) -> dict[str, Any]:
     logprobs = None
     if delta.logprobs:
         logprobs = told.columns.setdefault(index, LogprobColumns(work.label)).of(delta.logprobs)
-    piece = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": None}
+    piece = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": reason}
     return piece | ({"token_ids": list(delta.token_ids)} if work.with_ids else {})
 
 

@@ -16,16 +16,54 @@ from serving.http.bodies import text_field
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import with_fields
+from serving.http.operations import Operation
+from serving.http.schemas import (
+    ANYTHING,
+    BOOLEAN,
+    MODEL,
+    TOKENS,
+    USAGE,
+    any_of,
+    array,
+    body_of,
+    integer,
+    number,
+    object_of,
+    text,
+)
 from serving.openai_body import checked_prompt
 
-FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "pooling", "normalize", "add_special_tokens")
 FORMATS, POOLINGS = ("float", "base64"), ("mean", "last")
+FIELDS = {
+    "input": any_of(text(), TOKENS, array(any_of(text(), TOKENS), 1)),
+    "model": MODEL,
+    "encoding_format": text(*FORMATS),
+    "dimensions": integer(1),
+    "user": ANYTHING,
+    "pooling": text(*POOLINGS),
+    "normalize": BOOLEAN,
+    "add_special_tokens": BOOLEAN,
+}
+VECTOR = object_of(
+    {"object": text("embedding"), "index": integer(0), "embedding": any_of(array(number()), text())},
+    "object",
+    "index",
+    "embedding",
+)
+ANSWER = {"object": text("list"), "data": array(VECTOR), "model": text(), "usage": USAGE}
+ABOUT = Operation(
+    "A vector for each input.",
+    body_of(FIELDS, "input"),
+    object_of(
+        {"object": text("list"), "data": array(VECTOR), "model": text(), "usage": USAGE}, "data", "model", "usage"
+    ),
+)
 FORM = with_fields({"inputs": "input"})
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [post(desk, "/v1/embeddings", embed, form=FORM)]
+    return [post(desk, "/v1/embeddings", embed, form=FORM, about=ABOUT)]
 
 
 async def embed(desk: Desk, asked: Asked) -> Response:

@@ -19,6 +19,7 @@ from serving.http.callers import caller_of, peer_of, request_id_of, timeout_of
 from serving.http.calls import Call
 from serving.http.desk import Desk
 from serving.http.errors import OPENAI, ErrorForm, spelt
+from serving.http.operations import Operation
 from serving.http.sending import JSON, Outgoing
 
 
@@ -42,6 +43,7 @@ class Asked:
         return CallInfo(model, self.request_id + part, self.method, self.timeout_s, self.background)
 
 
+UNDESCRIBED = Operation()
 Handler = Callable[[Desk, Asked], Awaitable[Response | ASGIApp]]
 # What reads a body that is not JSON.
 Reader = Callable[[Desk, Caller, Headers, IncomingBody], Awaitable[Mapping[str, Any]]]
@@ -50,7 +52,7 @@ Reader = Callable[[Desk, Caller, Headers, IncomingBody], Awaitable[Mapping[str, 
 @dataclass(frozen=True)
 class Endpoint:
     """What `handle` answers, errors in the `form` of the API. `is_open` asks for no key, `has_body` reads JSON, or
-    whatever `read` reads."""
+    whatever `read` reads. `about` describes it to readers."""
 
     desk: Desk
     name: str
@@ -59,6 +61,7 @@ class Endpoint:
     has_body: bool = True
     is_open: bool = False
     read: Reader | None = None
+    about: Operation = UNDESCRIBED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -72,7 +75,8 @@ class Endpoint:
                     answer = await self.handle(desk, asked)
                     await answer(scope, receive, out)
         except ServiceError as error:
-            desk.service.refused(self.name, peer_of(scope), error)
+            if not error.recorded:
+                desk.service.refused(self.name, peer_of(scope), error)
             closing = {}
             if body.pending and not out.begun:
                 await body.read_away()

@@ -11,13 +11,24 @@ from serving.core.errors import Kind, ServiceError
 from serving.core.events import ModelCard
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer
+from serving.http.operations import Operation
+from serving.http.schemas import array, integer, object_of, text
 
 OWNER = "metrale-jax"
+MODEL = object_of(
+    {"id": text(), "object": text("model"), "created": integer(), "owned_by": text(), "max_model_len": integer(1)},
+    "id",
+    "object",
+    "created",
+    "owned_by",
+)
+ONE = Operation("One model.", answer=MODEL)
+LIST = Operation("All models.", answer=object_of({"object": text("list"), "data": array(MODEL)}, "object", "data"))
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [get(desk, "/v1/models", models), get(desk, "/v1/models/{model:path}", model)]
+    return [get(desk, "/v1/models", models, about=LIST), get(desk, "/v1/models/{model:path}", model, about=ONE)]
 
 
 async def models(desk: Desk, asked: Asked) -> Response:

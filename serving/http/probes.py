@@ -7,17 +7,21 @@ from starlette.routing import Route
 from serving.core.lifecycle import State
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer
+from serving.http.operations import Operation
+from serving.http.schemas import object_of, text
 
 # The process has nothing more to give in these states, and whoever watches it should start another.
 DEAD = (State.FAILED, State.STOPPED)
+STATES = text(*(state.value for state in State))
+STATE = Operation("Where the server stands.", answer=object_of({"state": STATES}, "state"), more=(503,))
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        get(desk, "/health", health, is_open=True),
-        get(desk, "/ready", ready, is_open=True),
-        get(desk, "/metrics", metrics),
+        get(desk, "/health", health, is_open=True, about=STATE),
+        get(desk, "/ready", ready, is_open=True, about=STATE),
+        get(desk, "/metrics", metrics, about=Operation("Figures for Prometheus.", media="text/plain", answer=text())),
     ]
 
 

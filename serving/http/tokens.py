@@ -15,17 +15,37 @@ from serving.http.chat_plan import template_variables
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import with_fields
+from serving.http.operations import Operation
+from serving.http.schemas import BOOLEAN, MESSAGES, MODEL, TOKENS, any_of, body_of, integer, object_of, text
 from serving.openai_body import chat_messages, checked_prompt
 
-TEXT_FIELDS = ("model", "prompt", "add_special_tokens", "return_token_strs")
-CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "chat_template_kwargs", "return_token_strs")
-DETOKENIZE_FIELDS = ("model", "tokens", "skip_special_tokens")
 FORM = with_fields({"token_ids": "tokens"})
+OF_TEXT = {"model": MODEL, "prompt": text(), "add_special_tokens": BOOLEAN, "return_token_strs": BOOLEAN}
+OF_CHAT = {
+    "model": MODEL,
+    "messages": MESSAGES,
+    "add_generation_prompt": BOOLEAN,
+    "chat_template_kwargs": {"type": "object"},
+    "return_token_strs": BOOLEAN,
+}
+TOKENIZE = Operation(
+    "Token ids of a text or a chat.",
+    any_of(body_of(OF_TEXT, "prompt"), body_of(OF_CHAT, "messages")),
+    object_of({"count": integer(0), "max_model_len": integer(0), "tokens": TOKENS}, "count", "max_model_len", "tokens"),
+)
+DETOKENIZE = Operation(
+    "The text of token ids.",
+    body_of({"model": MODEL, "tokens": TOKENS, "skip_special_tokens": BOOLEAN}, "tokens"),
+    object_of({"prompt": text()}, "prompt"),
+)
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [post(desk, "/tokenize", tokenize), post(desk, "/detokenize", detokenize, form=FORM)]
+    return [
+        post(desk, "/tokenize", tokenize, about=TOKENIZE),
+        post(desk, "/detokenize", detokenize, form=FORM, about=DETOKENIZE),
+    ]
 
 
 async def tokenize(desk: Desk, asked: Asked) -> Response:
@@ -44,7 +64,7 @@ async def detokenize(desk: Desk, asked: Asked) -> Response:
     """The text of token ids."""
     body, model = asked.body, text_field(asked.body, "model")
     with body_faults():
-        known_only(body, DETOKENIZE_FIELDS)
+        known_only(body, ("model", "tokens", "skip_special_tokens"))
         given, skip = body.get("tokens"), switch(body, "skip_special_tokens", False)
         if not isinstance(given, list):
             raise RequestError(f"tokens={shown(given, 80)} is no list of token ids; give one.", "tokens")
@@ -57,7 +77,7 @@ async def detokenize(desk: Desk, asked: Asked) -> Response:
 
 
 def _text(body: Mapping[str, Any]) -> Prompt:
-    known_only(body, TEXT_FIELDS)
+    known_only(body, OF_TEXT)
     given = body.get("prompt")
     if not isinstance(given, str):
         raise RequestError(f"prompt={shown(given, 80)} is no text; give one, or messages.", "prompt")
@@ -65,5 +85,5 @@ def _text(body: Mapping[str, Any]) -> Prompt:
 
 
 def _chat(body: Mapping[str, Any]) -> Prompt:
-    known_only(body, CHAT_FIELDS)
+    known_only(body, OF_CHAT)
     return Prompt(messages=tuple(chat_messages(body["messages"])), template=template_variables(body))

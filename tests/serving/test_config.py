@@ -63,6 +63,10 @@ def test_variables_are_read_by_the_type_of_their_setting():
         ({}, {"grpc_port": "1"}, "grpc_port='1' is not an integer"),
         ({}, {"grpc_port": True}, "grpc_port=True is not an integer"),
         ({}, {"grpc_port": 65536}, "above 65535"),
+        ({}, {"http_port": 65536}, "above 65535"),
+        ({"METRALE_HTTP_PORT": "x"}, {}, "METRALE_HTTP_PORT='x' is not an integer"),
+        ({}, {"allowed_origins": "*"}, "without http_port"),
+        ({}, {"allowed_origins": "https://a.example, b", "http_port": 0}, "'b', which is no origin"),
         ({}, {"grace_s": -1}, "grace_s=-1"),
         ({"METRALE_GRACE_S": "nan"}, {}, "grace_s=nan"),
         ({}, {"max_message_mib": 0}, "max_message_mib=0"),
@@ -118,6 +122,19 @@ def test_every_setting_has_a_flag():
     assert chosen(given, ServeConfig) == {"grpc_port": 7, "reflection": False, "grace_s": 1.5, "key_file": "k"}
     options = {option for action in parser._actions for option in action.option_strings}
     assert options >= {"--" + field.name.replace("_", "-") for field in fields(ServeConfig)}
+
+
+def test_a_front_without_a_port_is_not_there_and_one_has_to_be():
+    assert (ServeConfig().grpc_port, ServeConfig().http_port) == (50051, None)
+    assert ServeConfig(grpc_port=None, http_port=0).http_port == 0
+    with pytest.raises(ConfigError, match="nobody could call"):
+        ServeConfig(grpc_port=None)
+
+
+def test_origins_stand_between_commas():
+    assert ServeConfig(http_port=0).origins == ()
+    config = ServeConfig(http_port=0, allowed_origins="https://a.example, http://localhost:3000,")
+    assert config.origins == ("https://a.example", "http://localhost:3000")
 
 
 def test_limits_of_those_without_a_key_are_a_keys_limits():

@@ -8,8 +8,10 @@ import pytest
 from metrale_jax.core.errors import ConfigError
 from serving.config import ServeConfig
 from serving.core.service import ServiceSettings
-from serving.derived_settings import exposed, grpc_settings, llm_settings, service_settings
-from serving.grpc.settings import GrpcSettings, TlsSettings
+from serving.core.tls import TlsSettings
+from serving.derived_settings import exposed, grpc_settings, http_settings, llm_settings, service_settings
+from serving.grpc.settings import GrpcSettings
+from serving.http.settings import HttpSettings
 from serving.settings_sources import resolve
 
 
@@ -19,6 +21,7 @@ def test_defaults_are_those_of_the_parts():
     own, derived = GrpcSettings(version="1"), grpc_settings(config, "1")
     different = {field.name for field in fields(own) if getattr(own, field.name) != getattr(derived, field.name)}
     assert different <= {"max_send_message_bytes"}
+    assert http_settings(ServeConfig(http_port=8000)) == HttpSettings()
 
 
 def test_what_is_set_reaches_its_part(tmp_path):
@@ -27,6 +30,8 @@ def test_what_is_set_reaches_its_part(tmp_path):
     config = ServeConfig(
         host="::1",
         grpc_port=7,
+        http_port=8,
+        allowed_origins="https://a.example",
         tls_certificate=tmp_path / "certificate",
         tls_key=tmp_path / "key",
         tls_client_ca=tmp_path / "ca",
@@ -47,6 +52,7 @@ def test_what_is_set_reaches_its_part(tmp_path):
         prepare_threads=3,
     )
     tls = TlsSettings(b"certificate", b"key", b"ca")
+    assert http_settings(config) == HttpSettings("::1", 8, tls, 3 << 20, allowed_origins=("https://a.example",))
     assert grpc_settings(config, "v") == GrpcSettings("::1", 7, tls, 3 << 20, 3 << 20, 1, 2, 3, 4, 5, False, True, "v")
     assert service_settings(config) == ServiceSettings("smollm2-135m", 6.0, 7.0, 8.0, 9.0, True, False, 3)
     with pytest.raises(ConfigError, match="tls_key"):

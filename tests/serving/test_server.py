@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import closing
 
+import httpx
 import pytest
 
 import metrale_jax.llm
@@ -139,6 +140,41 @@ def test_told_to_stop_it_lets_calls_end_takes_no_others_and_leaves_a_line_of_eac
     assert "secret words" not in json.dumps(log)
 
 
+def test_two_fronts_stand_before_one_engine_and_end_together(served):
+    stops, goes, http_port = threading.Event(), threading.Event(), free_port()
+    llm = FakeLLM(on_step=lambda: goes.wait(DEADLINE_S if stops.is_set() else 0.005))
+    asked = {"model": "fake", "prompt": "secret words", "max_tokens": 1000}
+
+    def act(driver):
+        driver.until_state(State.SERVING)
+        web = httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=DEADLINE_S)
+        with web, driver.client() as client:
+            assert web.get("/ready").status_code == 200 and "metrale_server_state" in web.get("/metrics").text
+            assert web.get("/v1/models").json()["data"][0]["id"] == "fake"
+            with (
+                web.stream("POST", "/v1/completions", json=asked | {"stream": True}) as answer,
+                client.stream("secret words", max_tokens=1000) as stream,
+            ):
+                lines = answer.iter_lines()
+                first, pieces = next(lines), [next(stream)]
+                stops.set()
+                driver.kill()
+                driver.until_state(State.DRAINING)
+                goes.set()
+                rest, pieces = [first, *lines], [*pieces, *stream]
+            assert answer.status_code == 200 and "data: [DONE]" in rest
+            assert sum(len(piece.token_ids) for piece in pieces) == 1000
+            with pytest.raises(httpx.ConnectError):
+                web.get("/health")
+
+    ending, log = served(act, llm, http_port=http_port)
+    assert (ending.status, ending.clean) == (0, True)
+    assert log[0]["http"] == f"127.0.0.1:{http_port}" and log[0]["grpc"]
+    calls = {line["method"]: line["outcome"] for line in log if line["event"] == "call"}
+    assert calls["/v1/completions"] == calls["Generate"] == "ok"
+    assert "secret words" not in json.dumps(log)
+
+
 def test_what_is_left_after_the_grace_is_told_that_the_server_shuts_down(served):
     def act(driver):
         driver.until_state(State.SERVING)
@@ -249,7 +285,7 @@ def test_a_model_that_cannot_be_loaded_is_a_mistake(served):
         served(lambda driver: None, ConfigError("no such model"))
 
 
-@pytest.mark.parametrize("name", ["grpc_port", "side_port"])
+@pytest.mark.parametrize("name", ["grpc_port", "http_port", "side_port"])
 def test_a_port_that_is_taken_is_a_mistake(name, served):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

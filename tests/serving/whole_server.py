@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole server in this process: a model, the service, the gRPC front on a free port."""
+"""A whole server in this process: a model, the service, the gRPC and HTTP fronts on free ports."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,12 @@ from serving.core.limits import Meter
 from serving.core.records import CallRecord
 from serving.core.service import Parts, Service, ServiceSettings
 from serving.core.tracing import Tracing
+from serving.fronts import Fronts
 from serving.grpc.server import GrpcFront, make_server
 from serving.grpc.settings import GrpcSettings
+from serving.http.desk import Desk
+from serving.http.server import HttpFront, make_http_server
+from serving.http.settings import HttpSettings
 
 
 @dataclass
@@ -28,12 +32,18 @@ class WholeServer:
     lifecycle: Lifecycle
     meter: Meter
     gate: Gate
+    http: HttpFront
     records: list[CallRecord] = field(default_factory=list)
 
     @property
     def target(self) -> str:
         """Where clients connect."""
         return f"127.0.0.1:{self.front.port}"
+
+    @property
+    def url(self) -> str:
+        """Where those of HTTP do."""
+        return f"http://127.0.0.1:{self.http.port}"
 
     async def quiet(self) -> None:
         """Waits until nothing is held by anybody, then lets the engine check itself."""
@@ -59,12 +69,14 @@ async def whole_server(
     meter, door = Meter(keys.limits_of, loop.time), Gate(*gate, loop.time)
     service = Service(lambda: llm, settings, Parts(keys, meter, door, lifecycle, records.append, Tracing()))
     front = make_server(service, GrpcSettings(port=0))
-    server = WholeServer(llm, service, front, lifecycle, meter, door, records)
-    await front.start()
+    http = make_http_server(Desk(service, lifecycle, HttpSettings(port=0), stats=llm.stats))
+    server = WholeServer(llm, service, front, lifecycle, meter, door, http, records)
+    fronts = Fronts({"grpc": front, "http": http})
+    await fronts.start()
     serves = asyncio.Event()
 
     def moved(state: State, reason: str) -> None:
-        loop.call_soon_threadsafe(front.set_serving, state is State.SERVING)
+        loop.call_soon_threadsafe(fronts.set_serving, state is State.SERVING)
         if state in (State.SERVING, State.FAILED):
             loop.call_soon_threadsafe(serves.set)
 
@@ -76,5 +88,5 @@ async def whole_server(
         yield server
     finally:
         await service.drain(0.0)
-        await front.stop()
+        await fronts.stop()
         await service.stop(20)

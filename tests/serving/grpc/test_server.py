@@ -2,7 +2,6 @@
 """Where the front listens, under which certificates, what it says of itself, and how it ends."""
 
 import asyncio
-import subprocess
 
 import grpc
 import pytest
@@ -12,8 +11,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from metrale_jax.core.errors import ConfigError
 from serving.core.events import Delta
+from serving.core.tls import TlsSettings
 from serving.grpc.server import make_server
-from serving.grpc.settings import GrpcSettings, TlsSettings
+from serving.grpc.settings import GrpcSettings
+from tests.serving.certificates import made_certificates
 from tests.serving.grpc.fronts import asked, fronted, refused, run, world_of
 from tests.serving.scripted import ScriptedService, answer
 
@@ -21,22 +22,10 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 SERVICES = ("", "metrale.v1.GenerateService", "inference.GRPCInferenceService")
 
 
-def openssl(directory, *words):
-    subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     """A CA, and a server's and a client's certificate of it, as PEM by name."""
-    directory = tmp_path_factory.mktemp("certificates")
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(directory, "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2")
-    for name in ("server", "client"):
-        (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-        openssl(directory, "req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        of_ca = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
-        openssl(directory, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *of_ca)
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    return made_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 async def started(**settings):

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import ssl
 
 import httpx
 import pytest
@@ -11,9 +12,11 @@ from metrale_jax.core.errors import ConfigError
 from serving.core.calls import Caller
 from serving.core.errors import Kind, ServiceError
 from serving.core.lifecycle import Lifecycle, State
+from serving.core.tls import TlsSettings
 from serving.http.desk import Desk
 from serving.http.server import make_http_server
 from serving.http.settings import HttpSettings
+from tests.serving.certificates import made_certificates
 from tests.serving.http.fronts import error_of, fronted, run
 from tests.serving.scripted import CARD, ScriptedService
 
@@ -146,6 +149,31 @@ def test_pages_of_other_origins_call_only_where_they_are_let():
             assert "access-control-allow-origin" not in answer.headers
 
     run(act())
+
+
+def test_connections_are_encrypted_and_clients_known_where_that_is_asked_for(tmp_path):
+    made = made_certificates(tmp_path)
+    tls = TlsSettings(made["server.pem"], made["server.key"], made["ca.pem"])
+
+    async def act():
+        context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        async with fronted(ScriptedService(), tls=tls) as world:
+            url = f"https://localhost:{world.front.port}"
+            async with httpx.AsyncClient(base_url=url, verify=context) as stranger:
+                with pytest.raises(httpx.TransportError):
+                    await stranger.get("/health")
+            context.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+            async with httpx.AsyncClient(base_url=url, verify=context) as known:
+                assert (await known.get("/health")).status_code == 200
+            with pytest.raises(httpx.TransportError):
+                await world.client.get("/health")
+
+    run(act())
+    for certificate, key in (("nonsense", "server.key"), ("server.pem", "nonsense"), ("server.pem", "client.key")):
+        wrong = TlsSettings(made.get(certificate, b"nonsense"), made.get(key, b"nonsense"))
+        desk = Desk(ScriptedService(), Lifecycle(), HttpSettings(port=0, tls=wrong))
+        with pytest.raises(ConfigError, match="TLS"):
+            run(make_http_server(desk).start())
 
 
 def test_a_port_that_is_taken_is_told():
