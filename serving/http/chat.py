@@ -29,6 +29,7 @@ from serving.http.answers import (
 from serving.http.bodies import text_field
 from serving.http.chat_parts import SpokenAnswer
 from serving.http.chat_plan import faults_of, plan_chat
+from serving.http.chat_schemas import CHAT_ANSWER, CHAT_BODY, CHAT_ENDS
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import with_fields
@@ -36,7 +37,6 @@ from serving.http.operations import Operation
 from serving.http.schemas import (
     BOOLEAN,
     GENERATION,
-    MESSAGES,
     USAGE,
     array,
     body_of,
@@ -52,7 +52,7 @@ from serving.openai_answer import Label, chat_logprobs
 FORM = with_fields({"prompt": "messages"})
 BODY = {
     **GENERATION,
-    "messages": MESSAGES,
+    **CHAT_BODY,
     "max_completion_tokens": integer(1),
     "logprobs": BOOLEAN,
     "top_logprobs": integer(0, MAX_LOGPROBS),
@@ -63,9 +63,9 @@ BODY = {
 CHOICE = object_of(
     {
         "index": integer(0),
-        "message": object_of({"role": text("assistant"), "content": text()}, "role", "content"),
+        "message": CHAT_ANSWER,
         "logprobs": nullable({"type": "object"}),
-        "finish_reason": text("stop", "length"),
+        "finish_reason": CHAT_ENDS,
     },
     "index",
     "message",

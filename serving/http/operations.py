@@ -24,8 +24,8 @@ REASONS: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """`body` and `answer` are schemas; what is not JSON has the type `media`. With `is_streamed` an answer may be
-    events. `more` statuses have an answer of the same kind."""
+    """`body`, `answer` and `error` are schemas; what is not JSON has the type `media`. With `is_streamed` an answer may
+    be events. `more` statuses have an answer of the same kind."""
 
     summary: str = ""
     body: Schema = field(default_factory=dict)
@@ -33,6 +33,7 @@ class Operation:
     media: str = JSON
     is_streamed: bool = False
     more: tuple[int, ...] = ()
+    error: Schema = field(default_factory=lambda: ERROR)
 
 
 def described(about: Operation, path: str, has_body: bool, is_open: bool) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def described(about: Operation, path: str, has_body: bool, is_open: bool) -> dic
         content[EVENTS] = {"schema": {"type": "string"}}
     answers = {"200": {"description": "The answer.", "content": content}}
     for status in _statuses(path, has_body, is_open):
-        answers[str(status)] = {"description": REASONS[status], "content": {JSON: {"schema": ERROR}}}
+        answers[str(status)] = {"description": REASONS[status], "content": {JSON: {"schema": dict(about.error)}}}
     for status in about.more:
         answers[str(status)] = {"description": REASONS[status], "content": content}
     made: dict[str, Any] = {"summary": about.summary, "responses": answers}
