@@ -53,7 +53,8 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def _listening(family: int, address: tuple) -> socket.socket:
-    one = socket.socket(family, socket.SOCK_STREAM)
+    # Asyncio lets small writes go at once only where the protocol is named; else each would wait for the client's ACK.
+    one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind(address)

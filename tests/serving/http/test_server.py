@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 
 import httpx
@@ -186,6 +187,17 @@ def test_a_port_that_is_taken_is_told():
     run(act())
 
 
+def test_small_writes_go_at_once():
+    async def act():
+        async with fronted(ScriptedService()) as world:
+            await world.client.get("/health")
+            [connection] = world.front._connections._open
+            own = connection.transport.get_extra_info("socket")
+            assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    run(act())
+
+
 def test_stopping_before_starting_and_twice_is_nothing():
     async def act():
         front = make_http_server(Desk(ScriptedService(), Lifecycle(), HttpSettings(port=0)))
@@ -214,18 +226,15 @@ def test_too_many_connections_are_turned_away_with_an_error_object():
 def test_silent_connections_are_cut_off():
     async def act():
         async with fronted(ScriptedService(), head_s=0.05) as world:
-            for sent in (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nhost: a\r\n"):
-                reader, writer = await asyncio.open_connection("127.0.0.1", world.front.port)
-                writer.write(sent)
-                assert await _end(reader) == b""
-                writer.close()
+            halves = (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nhost: a\r\n")
+            assert await asyncio.gather(*(_end(world, half) for half in halves)) == [b""] * 3
 
     run(act())
 
 
-async def _end(reader):
+async def _end(world, sent):
     try:
-        return await reader.read()
+        return await world.raw(sent)
     except ConnectionError:
         return b""
 
