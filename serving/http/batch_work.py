@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from serving.core.calls import Caller
 from serving.core.errors import ServiceError
@@ -21,6 +22,8 @@ from serving.store.store import Store
 LOG = logging.getLogger(__name__)
 
 SWEEP_S = 60.0
+# A batch in whose midst the server ended so often may well be why: it is not taken up again.
+MAX_BEGUN = 10
 
 
 class BatchWork:
@@ -40,16 +43,23 @@ class BatchWork:
         """Goes on with what was under way."""
         for owner in self.store.owners:
             for batch in owner.unfinished:
+                owner.batches[batch.id] = replace(batch, num_begun=batch.num_begun + 1)
                 self.begin(owner, batch)
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
         """Leaves all batches where they are, to be taken up at the next start."""
+        if self._is_stopping:
+            return
         self._is_stopping = True
         tasks = [*self._runs.values(), *([self._sweeping] if self._sweeping else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for owner in self.store.owners:
+            for batch in owner.unfinished:
+                with suppress(ServiceError):
+                    await self.store.put(owner, replace(batch, num_begun=batch.num_begun - 1))
 
     def begin(self, owner: Owner, batch: StoredBatch) -> None:
         """Works on it from now on, or from the next start on where this one has ended."""
@@ -87,6 +97,11 @@ class BatchWork:
         """The status to end in, and faults."""
         if run.batch.status == "cancelling":
             return ("cancelled",)
+        if run.batch.num_begun > MAX_BEGUN:
+            message = f"the server ended {MAX_BEGUN} times in the midst of this batch, which may be why; ask for less."
+            return ("failed", without_line("server_ended", message))
+        # The disk knows of it before anything is tried.
+        await run.move(run.batch.status)
         try:
             async with asyncio.timeout(max(0, run.batch.expires - self.store.now)) as window:
                 await run.answer(self._room)

@@ -38,9 +38,7 @@ ASKED = object_of(
         "input_file_id": text(),
         "endpoint": text(),
         "completion_window": {"type": "string", "pattern": f"^{WINDOW.pattern}$"},
-        "metadata": nullable(
-            {"type": "object", "maxProperties": MAX_PAIRS, "additionalProperties": {"type": "string"}}
-        ),
+        "metadata": nullable({"type": "object", "maxProperties": MAX_PAIRS, "additionalProperties": text()}),
         "output_expires_after": nullable(KEEPING),
     },
     "input_file_id",

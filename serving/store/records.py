@@ -29,7 +29,8 @@ class StoredFile:
 class StoredBatch:
     """A batch of the key `key_id`. `moments` are seconds since 1970 at which it came to a status. `model` is the one
     that answers it, "" until that is known; `total` lines are to be answered, of which so many are. `keep_s` is how
-    long its outputs are kept. `errors` say why it failed, each with the line at fault, if one is."""
+    long its outputs are kept. `errors` say why it failed, each with the line at fault, if one is. `num_begun` is how
+    often a server began to work on it and did not leave it in order."""
 
     id: str
     key_id: str
@@ -49,6 +50,7 @@ class StoredBatch:
     errors: tuple[Mapping[str, Any], ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
+    num_begun: int = 1
 
     @property
     def is_finished(self) -> bool:

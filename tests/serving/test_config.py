@@ -66,6 +66,8 @@ def test_variables_are_read_by_the_type_of_their_setting():
         ({}, {"http_port": 65536}, "above 65535"),
         ({"METRALE_HTTP_PORT": "x"}, {}, "METRALE_HTTP_PORT='x' is not an integer"),
         ({}, {"allowed_origins": "*"}, "without http_port"),
+        ({}, {"data_dir": "data"}, "without http_port"),
+        ({}, {"max_file_mib": 0}, "max_file_mib=0 is too small"),
         ({}, {"allowed_origins": "https://a.example, b", "http_port": 0}, "'b', which is no origin"),
         ({}, {"grace_s": -1}, "grace_s=-1"),
         ({"METRALE_GRACE_S": "nan"}, {}, "grace_s=nan"),

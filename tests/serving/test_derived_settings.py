@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each part is told what the whole was told."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -9,10 +9,19 @@ from metrale_jax.core.errors import ConfigError
 from serving.config import ServeConfig
 from serving.core.service import ServiceSettings
 from serving.core.tls import TlsSettings
-from serving.derived_settings import catalog, exposed, grpc_settings, http_settings, llm_settings, service_settings
+from serving.derived_settings import (
+    catalog,
+    exposed,
+    grpc_settings,
+    http_settings,
+    llm_settings,
+    service_settings,
+    store_settings,
+)
 from serving.grpc.settings import GrpcSettings
 from serving.http.settings import HttpSettings
 from serving.settings_sources import resolve
+from serving.store.settings import StoreSettings
 
 
 def test_defaults_are_those_of_the_parts():
@@ -77,6 +86,14 @@ def test_models_that_there_may_be_are_those_that_the_operator_named():
     )
     alone = catalog(resolve({"served_name": "x"}, {}, {}))
     assert (alone.names, alone.allow_changes, alone.first.source) == (("x",), False, "smollm2-135m")
+
+
+def test_files_are_kept_where_a_directory_is_given(tmp_path):
+    assert store_settings(ServeConfig()) is None
+    kept = ServeConfig(http_port=1, data_dir=str(tmp_path))
+    assert store_settings(kept) == StoreSettings(tmp_path)
+    kept = replace(kept, max_file_mib=1, max_stored_mib=2, keep_files_h=3)
+    assert store_settings(kept) == StoreSettings(tmp_path, 1 << 20, 2 << 20, 3 * 3600)
 
 
 def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from serving.core.calls import Caller
 from serving.core.errors import Kind, ServiceError
 from serving.core.lifecycle import Lifecycle, State
+from serving.http.batch_work import BatchWork
 from tests.serving.http.batch_fronts import CHAT, TEXT, Clock, chat, jsonl, keeping, text
 from tests.serving.http.fronts import error_of, fronted, run
 from tests.serving.scripted import CARD, ScriptedService
@@ -283,6 +284,37 @@ def test_a_server_that_stopped_while_it_cancelled_ends_that_first(tmp_path):
             assert done.status == "cancelled" and done.request_counts.failed == 1
 
     run(act())
+
+
+def test_a_batch_in_whose_midst_the_server_ends_again_and_again_is_not_taken_up_for_ever(tmp_path, monkeypatch):
+    async def act():
+        service = ScriptedService((asyncio.Event(),))
+        for left in range(20):
+            async with keeping(tmp_path, service) as kept:
+                batch = await kept.openai.batches.retrieve(batch.id) if left else await kept.begun([chat("a", "b")])
+                if batch.status == "failed":
+                    break
+                await service.until(lambda: service.running)
+        assert left == 19 and batch.status == "in_progress", "it was left in order each time"
+        monkeypatch.setattr(BatchWork, "stop", gone)
+        num_left = 0
+        while batch.status != "failed":
+            async with keeping(tmp_path, service) as kept:
+                while (batch := await kept.openai.batches.retrieve(batch.id)).status != "failed":
+                    if service.running:
+                        num_left += 1
+                        break
+                    await asyncio.sleep(0.01)
+        assert batch.errors.data[0].code == "server_ended" and num_left == 9, "and once it was begun"
+
+    run(act(), 40)
+
+
+async def gone(work):
+    """A server that ends without leaving anything in order."""
+    for task in [*work._runs.values(), work._sweeping]:
+        task.cancel()
+    await asyncio.sleep(0.02)
 
 
 def test_a_disk_that_is_full_fails_the_batch_and_not_the_server(tmp_path, monkeypatch):

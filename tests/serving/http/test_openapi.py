@@ -14,6 +14,9 @@ from tests.serving.scripted import ScriptedService, answer
 BODIES = {
     "/v1/completions": {"prompt": ["a", [98]], "n": 2, "stop": "x", "logit_bias": {"3": 1}, "best_of": None},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "system": "b"},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"input": "a", "tools": [{"type": "function", "name": "f"}], "store": False},
     "/v1/embeddings": {"input": ["a", "b"], "dimensions": 2},
     "/tokenize": {"prompt": "a", "return_token_strs": True},
     "/detokenize": {"tokens": [97]},
@@ -21,6 +24,9 @@ BODIES = {
 WRONG = {
     "/v1/completions": {"prompt": "a", "nonsense": 1},
     "/v1/chat/completions": {"messages": []},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/messages/count_tokens": {"messages": []},
+    "/v1/responses": {"input": "a", "background": True},
     "/v1/embeddings": {"input": "a", "pooling": "max"},
     "/tokenize": {"prompt": 3},
     "/detokenize": {"tokens": [-1, "a"]},
