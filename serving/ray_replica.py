@@ -26,10 +26,9 @@ from serving.core.limits import Meter
 from serving.core.records import CallRecord
 from serving.core.service import Parts, Service
 from serving.core.tracing import Tracing
-from serving.derived_settings import service_settings
+from serving.derived_settings import http_settings, service_settings
 from serving.http.app import make_app
 from serving.http.desk import Desk
-from serving.http.settings import MIB, HttpSettings
 from serving.metrics import CONTENT_TYPE, EngineCollector, RequestHistograms, exposition
 from serving.serve_command import SWITCH_S
 from serving.service_metrics import CallMetrics, ServiceCollector
@@ -63,7 +62,7 @@ class Replica:
             Desk(
                 service=self._service,
                 lifecycle=self._lifecycle,
-                settings=HttpSettings(max_body_bytes=config.max_message_mib * MIB),
+                settings=http_settings(config),
                 version=version("metrale-jax"),
                 metrics=lambda: (exposition(self._registry), CONTENT_TYPE),
                 stats=lambda: self._service.llm and self._service.llm.stats(),

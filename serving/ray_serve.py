@@ -3,11 +3,11 @@
 
     serve run serving.ray_serve:app model=smollm2-135m num_replicas=2
 
-Arguments are the settings of `metrale-jax serve` (but for those of listening, which is Ray's business), those of
-`RoutingSettings`, and `num_replicas`, `num_cpus` and `num_gpus` of each. In a config file of Serve they are `args`, and
-`deployments` says more of "Model" (autoscaling, say) and of "Ingress". Needs the extras `ray` and `serve`.
+Arguments are the settings of `metrale-jax serve` (but for those of one that stands alone), those of `RoutingSettings`,
+and `num_replicas`, `num_cpus` and `num_gpus` of each. In a config file of Serve they are `args`, and `deployments` says
+more of "Model" (autoscaling, say) and of "Ingress". Needs the extras `ray` and `serve`.
 
-Keys' limits hold for each replica by itself.
+Limits of keys hold for each replica by itself, and so do answers that /v1/responses keeps.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ from serving.ray_ingress import Ingress
 from serving.ray_replica import ENDING_S, Replica
 from serving.settings_sources import PREFIX, Resolved, resolve
 
-# What Ray's proxies do in the place of the server.
-OF_LISTENING = (
+# What Ray's proxies do in the place of the server, and what each replica would have for itself.
+OF_LONE_SERVERS = (
     "host",
     "grpc_port",
     "http_port",
@@ -39,6 +39,9 @@ OF_LISTENING = (
     "max_streams",
     "reflection",
     "compression",
+    "allow_model_changes",
+    "allowed_models",
+    "data_dir",
 )
 OF_REPLICAS = {"num_replicas": int, "num_cpus": float, "num_gpus": float}
 ROUTING = {field.name: field.type for field in fields(RoutingSettings)}
@@ -89,9 +92,9 @@ def _resolved(args: Mapping[str, Any]) -> Resolved:
     texts = {PREFIX + name.upper(): value for name, value in args.items() if isinstance(value, str)}
     values = {name: value for name, value in args.items() if not isinstance(value, str)}
     resolved = resolve(values, texts, {}, {"compile_cache": default_cache_dir() / "programs"})
-    for name in OF_LISTENING:
+    for name in OF_LONE_SERVERS:
         if resolved.origins.get(name, "default") != "default":
-            raise ConfigError(f"{name} is for a server that listens itself, and here Ray Serve does; leave it out.")
+            raise ConfigError(f"{name} is for a server that stands alone, and here there are several; leave it out.")
     checked_limits(resolved.llm)
     return resolved
 

@@ -17,7 +17,6 @@ from serving.chat.tools import ChatTools
 _ROLES = ("system", "user", "assistant", "tool")
 # OpenAI's newer name for a system message, and its older one for a tool's.
 _ROLE_NAMES = {"developer": "system", "function": "tool"}
-ROLES = (*_ROLES, *_ROLE_NAMES)
 _IGNORED = frozenset(("refusal", "annotations", "audio"))
 _REASONING = ("reasoning_content", "reasoning")
 _FIELDS = frozenset(("role", "content", "name", "tool_calls", "function_call", "tool_call_id", *_REASONING))

@@ -29,22 +29,24 @@ from serving.core.events import Delta
 from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch
 from serving.http.bodies import text_field
 from serving.http.chat_plan import faults_of, planned
-from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import ANTHROPIC
 from serving.http.messages_body import CHAT_FIELDS, SAMPLING, WITHOUT_EFFECT, chat_of, params_of
+from serving.http.operations import Operation
 from serving.http.sse import EventStream, named
 
 VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
+ANSWER = Operation("Anthropic's messages: an answer to a conversation.", {"type": "object"}, is_streamed=True)
+COUNT = Operation("Tokens of a conversation, as Anthropic counts them.", {"type": "object"})
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        post(desk, "/v1/messages", answer, form=ANTHROPIC, about=MESSAGES_ABOUT),
-        post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC, about=COUNT_ABOUT),
+        post(desk, "/v1/messages", answer, form=ANTHROPIC, about=ANSWER),
+        post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC, about=COUNT),
     ]
 
 

@@ -27,10 +27,10 @@ from serving.core.events import Delta
 from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch
 from serving.http.bodies import text_field
 from serving.http.chat_plan import faults_of, planned
-from serving.http.chat_schemas import FORGET_ABOUT, RESPONSES_ABOUT, SHOW_ABOUT
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, Endpoint, get, json_answer, post
 from serving.http.errors import openai_body
+from serving.http.operations import Operation
 from serving.http.response_store import ResponseStore, Stored
 from serving.http.responses_body import (
     CHAT_FIELDS,
@@ -47,15 +47,17 @@ from serving.http.responses_output import Output, messages_of
 from serving.http.sse import EventStream
 
 ONE = "/v1/responses/{response_id}"
+CREATE = Operation("OpenAI's responses: an answer, which is kept.", {"type": "object"}, is_streamed=True)
+SHOW, FORGET = Operation("A response that is kept."), Operation("Forgets a response.")
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API, which share what they keep."""
     store = ResponseStore()
-    forgetting = Endpoint(desk, ONE, partial(forget, store), has_body=False, about=FORGET_ABOUT)
+    forgetting = Endpoint(desk, ONE, partial(forget, store), has_body=False, about=FORGET)
     return [
-        post(desk, "/v1/responses", partial(create, store), about=RESPONSES_ABOUT),
-        get(desk, ONE, partial(show, store), about=SHOW_ABOUT),
+        post(desk, "/v1/responses", partial(create, store), about=CREATE),
+        get(desk, ONE, partial(show, store), about=SHOW),
         Route(ONE, forgetting, methods=["DELETE"]),
     ]
 

@@ -85,8 +85,8 @@ async def detokenize(desk: Desk, asked: Asked) -> Response:
 
 async def describe(desk: Desk, asked: Asked) -> Response:
     """What the model's tokenizer_config.json says, its chat template included."""
-    config = desk.service.chat_model().config
-    length = next((card.max_context_tokens for card in desk.service.models()), 0)
+    config = desk.model.chat_model().config
+    length = next((card.max_context_tokens for card in desk.model.models()), 0)
     return json_answer(dict.fromkeys(NAMED) | {"model_max_length": length} | config)
 
 

@@ -89,6 +89,6 @@ def test_after_a_death_a_prompt_goes_to_who_is_there_and_stays(told):
 
 def test_arguments_of_the_application_are_settings_and_mistakes_are_told(told):
     listening, unknown, no_number, too_small = told["refused"]
-    assert "http_port is for a server that listens itself" in listening
+    assert "http_port is for a server that stands alone" in listening
     assert "METRALE_MAX_SEQUENCES is the nearest" in unknown
     assert "num_replicas='two' is not a number" in no_number and "max_imbalance=-1" in too_small

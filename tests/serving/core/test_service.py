@@ -350,8 +350,7 @@ async def test_a_slow_reader_holds_nobody_up_and_gets_all_in_one_piece():
         slow = world.service.generate(call(500), ANYBODY)
         first = await anext(slow)
         assert isinstance((await all_of(world.service.generate(call(20), ANYBODY)))[-1], Ended)
-        await until(lambda: not world.llm.running)
-        await asyncio.sleep(0)
+        await until(lambda: not world.service._hosting.current.busy)
         rest = await all_of(slow)
         assert len(rest) == 2 and len(first.token_ids) + len(rest[0].token_ids) == 500
 
