@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from metrale_jax.core.errors import RequestError, shown
+from serving.chat.schema_check import check_schema
 
 MAX_TOOLS = 128
 # Some APIs take names of 64 characters, some of 128.
@@ -185,8 +186,7 @@ def _schema_text(given: Any, place: str) -> str:
         return json.dumps(dict(NO_PARAMETERS))
     if not isinstance(given, Mapping) or given.get("type", "object") != "object":
         raise _wrong(place, given, 'is no JSON schema of type object; give {"type": "object", "properties": ...}')
-    if not isinstance(given.get("properties", {}), Mapping):
-        raise _wrong(f"{place}.properties", given["properties"], "is no object; give one of schemas")
+    check_schema(given, place)
     try:
         # The order of properties is the order in which a call gives them: it stays.
         return json.dumps({"type": "object", **given}, ensure_ascii=False)

@@ -144,7 +144,7 @@ class _Items:
 def _thoughts(item: Mapping[str, Any], place: str) -> str:
     texts = []
     for name in ("content", "summary"):
-        for index, part in enumerate(item.get(name) or ()):
+        for index, part in enumerate(listed(item, name)):
             texts.append(_field(part if isinstance(part, Mapping) else {}, "text", f"{place}.{name}[{index}]"))
         if texts:
             break

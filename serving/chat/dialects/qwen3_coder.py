@@ -171,7 +171,8 @@ def _value(schema: Any, root: Mapping[str, Any], tool: Tool, name: str) -> str:
         )
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices:
-        return f"({' | '.join(map(literal, choices))}) {closing}"
+        spelt = (one if isinstance(one, str) else json.dumps(one) for one in choices)
+        return f"({' | '.join(map(literal, spelt))}) {closing}"
     length = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
     return f"/(?s:.{length})\\n{pattern(END_PARAMETER)}/"
 

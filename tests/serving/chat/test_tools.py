@@ -71,6 +71,12 @@ def test_a_named_tool_legacy_functions_and_no_parallel_calls_mean_one_call():
         ({"tools": [named("a" * 129)]}, "tools[0].function.name"),
         ({"tools": [openai_tool("a", {"type": "array"})]}, "tools[0].function.parameters"),
         ({"tools": [openai_tool("a", {"type": "object", "properties": 3})]}, "tools[0].function.parameters.properties"),
+        (
+            {"tools": [openai_tool("a", {"properties": {"b": {"anyOf": [{"enum": 5}]}}})]},
+            "tools[0].function.parameters.properties.b.anyOf[0].enum",
+        ),
+        ({"tools": [openai_tool("a", {"required": "b"})]}, "tools[0].function.parameters.required"),
+        ({"tools": [openai_tool("a", {"$defs": {"b": 1}})]}, "tools[0].function.parameters.$defs.b"),
         ({"tools": [openai_tool("a", CITY, strict="yes")]}, "tools[0].function.strict"),
         ({"tools": [openai_tool("a", CITY, description=5)]}, "tools[0].function.description"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1]"),

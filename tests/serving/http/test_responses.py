@@ -264,6 +264,8 @@ def test_what_is_cut_off_is_incomplete(stream):
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "x", "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [{"type": "reasoning", "content": 5}]}, "content"),
+        ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0].text"),
         ({"input": "x", "instructions": 5}, "instructions"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
