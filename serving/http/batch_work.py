@@ -106,10 +106,12 @@ class BatchWork:
         if run.batch.num_begun > MAX_BEGUN:
             message = f"the server ended {MAX_BEGUN} times in the midst of this batch, which may be why; ask for less."
             return ("failed", without_line("server_ended", message))
+        if run.batch.expires <= self.store.now:
+            return ("expired",)
         # The disk knows of it before anything is tried.
         await run.move(run.batch.status)
         try:
-            async with asyncio.timeout(max(0, run.batch.expires - self.store.now)) as window:
+            async with asyncio.timeout(run.batch.expires - self.store.now) as window:
                 await run.answer(self._room)
         except TimeoutError:
             if not window.expired():

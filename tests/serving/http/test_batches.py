@@ -200,13 +200,25 @@ def test_cancelled_while_it_is_looked_through_it_ends_without_files(tmp_path):
 
 def test_past_its_window_it_expires(tmp_path):
     async def act():
-        gate = asyncio.Event()
-        service = ScriptedService((gate,))
-        async with keeping(tmp_path, service) as kept:
-            done = await kept.ended(await kept.begun([chat(f"c{n}", "a") for n in range(20)], window="1s"))
+        clock, service = Clock(), ScriptedService((asyncio.Event(),))
+        async with keeping(tmp_path, service, clock=clock) as kept:
+            batch = await kept.begun([chat(f"c{n}", "a") for n in range(20)], window="1h")
+            await service.until(lambda: service.running)
+        clock.ahead_s = 3601
+        async with keeping(tmp_path, service, clock=clock) as kept:
+            done = await kept.ended(batch)
             assert done.status == "expired" and done.expired_at >= done.expires_at and done.output_file_id is None
             errors = await kept.records(done.error_file_id)
             assert len(errors) == 20 and {one["error"]["code"] for one in errors.values()} == {"batch_expired"}
+
+    run(act())
+
+
+def test_a_window_that_ends_while_it_waits_ends_it(tmp_path):
+    async def act():
+        async with keeping(tmp_path, ScriptedService(), Lifecycle()) as kept:
+            done = await kept.ended(await kept.begun([chat("a", "b")], window="1s"))
+            assert done.status == "expired" and done.request_counts.completed == 0
 
     run(act())
 
