@@ -67,17 +67,23 @@ class BatchWork:
             return
         task = asyncio.create_task(self._run(owner, batch))
         self._runs[batch.id] = task
-        task.add_done_callback(lambda _: self._runs.pop(batch.id, None))
+        task.add_done_callback(lambda _: self._ended(owner, batch))
 
     async def cancel(self, owner: Owner, batch: StoredBatch) -> StoredBatch:
         """The batch, which ends soon; what was answered of it is kept."""
         if batch.status in ("validating", "in_progress"):
-            # Before anything is waited for, so that nobody cancels it twice.
             if batch.id in self._runs:
                 self._runs[batch.id].cancel()
+            # It is known at once, so that nobody cancels it twice.
             with suppress(ServiceError):
                 await self.store.put(owner, batch.at("cancelling", self.store.now))
         return owner.batches[batch.id]
+
+    def _ended(self, owner: Owner, batch: StoredBatch) -> None:
+        del self._runs[batch.id]
+        if owner.batches.get(batch.id, batch).status == "cancelling":
+            # Its work was broken off, wherever that was; what is left is to end it.
+            self.begin(owner, batch)
 
     def _room(self) -> int:
         models = self._desk.service.models()
@@ -100,10 +106,12 @@ class BatchWork:
         if run.batch.num_begun > MAX_BEGUN:
             message = f"the server ended {MAX_BEGUN} times in the midst of this batch, which may be why; ask for less."
             return ("failed", without_line("server_ended", message))
+        if run.batch.expires <= self.store.now:
+            return ("expired",)
         # The disk knows of it before anything is tried.
         await run.move(run.batch.status)
         try:
-            async with asyncio.timeout(max(0, run.batch.expires - self.store.now)) as window:
+            async with asyncio.timeout(run.batch.expires - self.store.now) as window:
                 await run.answer(self._room)
         except TimeoutError:
             if not window.expired():
@@ -111,11 +119,6 @@ class BatchWork:
             return ("expired",)
         except BatchFault as error:
             return ("failed", *error.faults)
-        except asyncio.CancelledError:
-            if self._is_stopping or run.batch.status != "cancelling":
-                raise
-            asyncio.current_task().uncancel()
-            return ("cancelled",)
         return ("completed",)
 
     async def _sweep(self) -> None:
