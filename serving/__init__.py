@@ -5,6 +5,7 @@
 answers files of requests; `ray_batch` does the same as a stage over a Ray Dataset. `metrics` shows the engine's
 figures to Prometheus.
 
-`core/` is the service behind all fronts, `grpc/` and `http/` are fronts, `client/` a client of gRPC's. `serve_command`
-is `metrale-jax serve`: it resolves settings (`config`, `settings_sources`), and `server` puts the parts together.
+`core/` is the service behind all fronts, `chat/` what they know of tools and reasoning. `grpc/` and `http/` are fronts,
+`client/` is a client of gRPC's. `serve_command` is `metrale-jax serve`: it resolves settings (`config`,
+`settings_sources`), and `server` puts the parts together.
 """

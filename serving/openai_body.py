@@ -167,12 +167,9 @@ def _params(asked: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingParam
         if name in asked:
             raise RequestError(f"{name} is not served here; leave it out and {remedy}.", name)
     sampling = {name: value for name, value in asked.items() if name not in WITHOUT_EFFECT}
-    for name, value in _structures(sampling).items():
-        if name in sampling:
-            raise RequestError(f"{name} is given under two names; leave one of them out.", name)
-        sampling[name] = value
+    _put(sampling, _structures(sampling))
     if "response_format" in sampling:
-        sampling.update(_format_fields(sampling.pop("response_format")))
+        _put(sampling, _format_fields(sampling.pop("response_format")))
     if "logit_bias" in sampling:
         _check_bias(sampling["logit_bias"])
     return sampling_params(sampling, defaults)
@@ -191,8 +188,15 @@ def _structures(sampling: dict[str, Any]) -> dict[str, Any]:
                 "structured_outputs",
             )
         if value is not None:
-            found[STRUCTURES[name]] = value
+            _put(found, {STRUCTURES[name]: value})
     return found
+
+
+def _put(sampling: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        if name in sampling:
+            raise RequestError(f"{name} is given under two names; leave one of them out.", name)
+        sampling[name] = value
 
 
 def _format_fields(wanted: Any) -> dict[str, Any]:

@@ -181,6 +181,11 @@ TOO_MUCH = {
     "remainders in Lark": {"grammar": 'start: %json{"type":"integer","multiple\\u004ff":99999989}'},
     "tiny remainders": {"json_schema": '{"type":"number","multipleOf":1e-300}'},
     "intersections": {"grammar": "start: A\nA: /[a-z]*a.{100}/ & /.*b.{101}/ & ~/.*c.{99}/"},
+    # A token that is named must not keep it from being tried.
+    "intersections beside an id": {"grammar": "start: <[300]> | A\nA: /[a-z]*a.{100}/ & /.*b.{101}/ & ~/.*c.{99}/"},
+    "intersections beside a name": {
+        "grammar": "start: <|im_start|> | A\nA: /[a-z]*a.{100}/ & /.*b.{101}/ & ~/.*c.{99}/"
+    },
     "patterns at once": {"json_schema": {"allOf": [{"type": "string", "pattern": f"a{i}.*b{i}"} for i in range(40)]}},
     "loops": {"regex": "[^a]*" * 10_000},
     "rules": {"grammar": "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(3000)) + 'r3000 ::= "a"\nroot ::= r0'},

@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from metrale_jax.core.errors import RequestError
-from metrale_jax.text.grammar_spec import GrammarSpec, check_cost, library_grammar, refused
+from metrale_jax.text.grammar_spec import GrammarSpec, check_cost, library_grammar, named_tokens, refused
 from metrale_jax.text.tokenizer import Tokenizer
 
 MAX_CACHED_GRAMMARS = 64
@@ -185,7 +185,7 @@ class GrammarCompiler:
     def _made(self, spec: GrammarSpec) -> LLMatcher:
         """The matcher of `spec` with its first mask worked out, which is the dearest, made on a deep stack."""
         grammar, made = library_grammar(spec), []
-        check_cost(spec, grammar, _LIMITS)
+        check_cost(spec, grammar, _LIMITS, named_tokens(spec, self._special_ids, self._vocab_size))
 
         def make() -> None:
             made.append(LLMatcher(self._library_tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS)))
@@ -206,6 +206,11 @@ class GrammarCompiler:
         if made[0].is_error():
             raise refused(spec, made[0].get_error().partition("<state>")[0])
         return made[0]
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        ids = self._tokenizer.special_token_ids | set(self._eos_token_ids)
+        return {str(self._tokenizer.id_to_token(token)): token for token in ids if token < self._vocab_size}
 
     def _build_tokenizer(self) -> None:
         table = _TokenTable(self._tokenizer, self._vocab_size, self._eos_token_ids)

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from metrale_jax.core.errors import RequestError
 from metrale_jax.text.multiples import embedded_schemas, num_remainders
-from metrale_jax.text.trial import TrialError, tried
+from metrale_jax.text.trial import Named, TrialError, tried
 
 MAX_TEXT = 1 << 16
 # Of all `multipleOf` of a schema together; the library takes a third of a second for so many.
@@ -31,6 +31,8 @@ _JSON_OPTIONS = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allow_
 
 # What may hold patterns, or intersections of them; an escape may spell any of these.
 _DEAR_SCHEMA = re.compile(r"pattern|allOf|guidance|\\u")
+_TOKEN_IDS, _NUMBER = re.compile(r"<\[([^\]>]*)\]>"), re.compile("[0-9]{1,9}")
+_TOKEN_NAME = re.compile(r"<[^<>\s]+>")
 _GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)
 # Literals, classes and comments are passed over as wholes, so that a dot outside them is the one that means any. What
 # is not closed goes to the end: to look for its end again from each place would take forever.
@@ -84,12 +86,24 @@ def library_grammar(spec: GrammarSpec) -> str:
     return _KINDS[spec.kind].translate(spec)
 
 
-def check_cost(spec: GrammarSpec, grammar: str, limits: Mapping[str, Any]) -> None:
-    """Nothing. Raises `RequestError` where `grammar`, what the library is to compile for `spec`, takes too long."""
+def named_tokens(spec: GrammarSpec, special: Mapping[str, int], vocab_size: int) -> Named:
+    """The tokens that the text of `spec` may name, `special` ones by their text and any by its id."""
+    if spec.kind != "grammar":
+        return Named()
+    found = {name: special[name] for name in _TOKEN_NAME.findall(spec.text) if name in special}
+    spelt = (number for ids in _TOKEN_IDS.findall(spec.text) for number in _NUMBER.findall(ids))
+    highest = max((*map(int, spelt), *found.values()), default=-1)
+    return Named(min(highest + 1, vocab_size), found)
+
+
+def check_cost(spec: GrammarSpec, grammar: str, limits: Mapping[str, Any], named: Named) -> None:
+    """Nothing. Raises `RequestError` where `grammar`, what the library is to compile for `spec`, takes too long.
+
+    `named` are the tokens that it may name."""
     if spec.kind == "choice" or (spec.kind == "json_schema" and not _DEAR_SCHEMA.search(spec.text)):
         return  # nothing in these but what the library bounds
     try:
-        tried(grammar, limits)
+        tried(grammar, limits, named=named)
     except TrialError as error:
         raise refused(spec, str(error)) from error
 

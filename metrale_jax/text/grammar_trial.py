@@ -3,8 +3,9 @@
 
 llguidance's fuel bounds most of what a form can ask for, but not the algebra of its patterns: intersections, negations
 and long runs of loops can take minutes and gigabytes, and no thread can be stopped. Reads JSON from stdin, `text` with
-its `limits` and whether it is `gbnf`; writes JSON, the text that llguidance takes as `grammar`, or `error`. It needs
-nothing but llguidance, so that it starts in a tenth of a second.
+its `limits`, whether it is `gbnf`, and the tokens that it may name: ids below `vocab_size`, and `special` ones by their
+text. A text that fails here for want of a token would go untried. Writes JSON, the text that llguidance takes as
+`grammar`, or `error`. It needs nothing but llguidance, so that it starts in a tenth of a second.
 """
 
 import json
@@ -19,17 +20,24 @@ STACK_BYTES = 256 << 20
 
 
 class Bytes:
-    """A vocabulary of single bytes, under the names that llguidance looks for."""
+    """A vocabulary of special tokens with their own ids and, behind them, single bytes, under the names that llguidance
+    looks for."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
-    eos_token_id = 256
-    special_token_ids = (256,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+
+    def __init__(self, vocab_size: int, special: dict[str, int]):
+        tokens = [b""] * vocab_size
+        for text, token in special.items():
+            tokens[token] = text.encode()
+        self._first = vocab_size
+        self.tokens = [*tokens, *(bytes([byte]) for byte in range(256)), b"<eos>"]
+        self.eos_token_id = vocab_size + 256
+        self.special_token_ids = [*special.values(), self.eos_token_id]
 
     def __call__(self, text: str) -> list[int]:
         """The bytes of `text`."""
-        return list(text.encode())
+        return [self._first + byte for byte in text.encode()]
 
 
 def tried(given: dict) -> dict:
@@ -42,7 +50,8 @@ def tried(given: dict) -> dict:
             return {"grammar": gbnf_to_lark(given["text"])}
         except RecursionError:
             return {"error": "not GBNF: too deeply nested"}
-    matcher = LLMatcher(LLTokenizer(Bytes()), given["text"], log_level=0, limits=LLParserLimits(**given["limits"]))
+    tokenizer = LLTokenizer(Bytes(given["vocab_size"], given["special"]))
+    matcher = LLMatcher(tokenizer, given["text"], log_level=0, limits=LLParserLimits(**given["limits"]))
     matcher.compute_bitmask()
     return {"grammar": given["text"]}
 

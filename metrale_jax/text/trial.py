@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,22 @@ class TrialError(Exception):
     """A text that is not compiled; the message says why."""
 
 
-def tried(text: str, limits: Mapping[str, Any], gbnf: bool = False) -> str:
+@dataclass(frozen=True)
+class Named:
+    """The tokens that a text may name: any id below `vocab_size`, and `special` ones by their text."""
+
+    vocab_size: int = 0
+    special: Mapping[str, int] = field(default_factory=dict)
+
+
+NOTHING = Named()
+
+
+def tried(text: str, limits: Mapping[str, Any], gbnf: bool = False, named: Named = NOTHING) -> str:
     """`text`, or the Lark that it is in GBNF. Raises `TrialError` where that is not to be had within bounds; a text
     that is merely wrong is let through, since whoever compiles it says so."""
-    given = json.dumps({"text": text, "limits": dict(limits), "gbnf": gbnf})
+    vocabulary = {"vocab_size": named.vocab_size, "special": dict(named.special)}
+    given = json.dumps({"text": text, "limits": dict(limits), "gbnf": gbnf, **vocabulary})
     command = [sys.executable, "-I", str(_PROGRAM)]
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_WAIT_S, check=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`AnswerParser`: an answer's text, as it comes, in parts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 from serving.chat.dialects.api import AbstractDialect
@@ -25,7 +25,7 @@ class AnswerParser:
         dialect: AbstractDialect | None = None,
         tools: Mapping[str, Tool] | None = None,
         thinking: Thinking | None = None,
-        dropped: Iterable[str] = (),
+        dropped: tuple[str, ...] = (),
         new_id: Callable[[], str] | None = None,
     ):
         self._reader = Reader()

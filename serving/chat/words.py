@@ -2,29 +2,45 @@
 """`WordFilter`: a text that comes in pieces, without some words."""
 
 import re
-from collections.abc import Iterable
-from typing import final
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self, final
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """What finds the words, the beginnings that they have, and the longest one's length."""
+
+    words: re.Pattern[str]
+    beginnings: frozenset[str]
+    longest: int
+
+    @classmethod
+    @lru_cache(maxsize=8)  # a model may have thousands of words, and always the same
+    def of(cls, words: tuple[str, ...]) -> Self:
+        """The patterns of these words. Where several begin at one place, the longest counts."""
+        ordered = sorted(filter(None, words), key=len, reverse=True)
+        found = re.compile("|".join(map(re.escape, ordered)))
+        beginnings = frozenset(word[:end] for word in ordered for end in range(1, len(word)))
+        return cls(found, beginnings, max(map(len, ordered), default=0))
 
 
 @final
 class WordFilter:
     """Where several words begin at one place, the longest goes. What may become a word is held back."""
 
-    def __init__(self, words: Iterable[str]):
-        words = sorted(filter(None, words), key=len, reverse=True)
-        self._words = re.compile("|".join(map(re.escape, words))) if words else None
-        self._beginnings = {word[:end] for word in words for end in range(1, len(word))}
-        self._longest = max(map(len, words), default=0)
+    def __init__(self, words: tuple[str, ...]):
+        self._patterns = _Patterns.of(words) if any(words) else None
         self._held = ""
 
     def feed(self, text: str) -> str:
         """What of the text, and of what was held back, is sure to stay."""
-        if self._words is None:
+        if self._patterns is None:
             return text
         text, place, kept = self._held + text, 0, []
         while True:
-            found = self._words.search(text, place)
-            # One that begins earlier may be on its way.
+            found = self._patterns.words.search(text, place)
+            # One that begins earlier, or a longer one at the same place, may be on its way.
             limit = found.start() + 1 if found else len(text)
             begun = self._begun(text, place, limit)
             if begun is not None:
@@ -39,9 +55,9 @@ class WordFilter:
     def end(self) -> str:
         """What is left."""
         text, self._held = self._held, ""
-        return self._words.sub("", text) if self._words else text
+        return self._patterns.words.sub("", text) if self._patterns else text
 
     def _begun(self, text: str, start: int, limit: int) -> int | None:
         """The first place from `start` up to `limit` from where the rest of the text may be a word's beginning."""
-        places = range(max(start, len(text) - self._longest + 1), limit)
-        return next((place for place in places if text[place:] in self._beginnings), None)
+        places = range(max(start, len(text) - self._patterns.longest + 1), limit)
+        return next((place for place in places if text[place:] in self._patterns.beginnings), None)

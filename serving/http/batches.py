@@ -17,9 +17,11 @@ from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer, post
 from serving.http.errors import HttpFault
 from serving.http.files import kept_for, work_of
-from serving.http.paging import known_query, one_of, page, whole_number
+from serving.http.operations import Operation
+from serving.http.paging import known_query, one_of, page, page_of, whole_number
+from serving.http.schemas import array, integer, nullable, object_of, text
 from serving.store.owner import Owner
-from serving.store.records import BATCH_INPUT, StoredBatch, new_id
+from serving.store.records import BATCH_INPUT, FINISHED, UNFINISHED, StoredBatch, new_id
 from serving.store.store import Store
 
 FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
@@ -29,15 +31,59 @@ MAX_WINDOW_S = 30 * SECONDS["d"]
 MAX_PAGE, PAGE = 100, 20
 MAX_PAIRS, MAX_KEY_LEN, MAX_VALUE_LEN = 16, 64, 512
 MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+KEEPING = object_of({"anchor": text("created_at"), "seconds": integer(1)}, "anchor", "seconds")
+FAULT = object_of({"code": text(), "line": nullable(integer(1)), "message": text(), "param": nullable(text())})
+ASKED = object_of(
+    {
+        "input_file_id": text(),
+        "endpoint": text(),
+        "completion_window": {"type": "string", "pattern": f"^{WINDOW.pattern}$"},
+        "metadata": nullable(
+            {"type": "object", "maxProperties": MAX_PAIRS, "additionalProperties": {"type": "string"}}
+        ),
+        "output_expires_after": nullable(KEEPING),
+    },
+    "input_file_id",
+    "endpoint",
+    "completion_window",
+    closed=True,
+)
+BATCH = object_of(
+    {
+        "id": text(),
+        "object": text("batch"),
+        "endpoint": text(),
+        "model": nullable(text()),
+        "errors": nullable(object_of({"object": text("list"), "data": array(FAULT)})),
+        "input_file_id": text(),
+        "completion_window": text(),
+        "status": text(*UNFINISHED, *FINISHED),
+        "output_file_id": nullable(text()),
+        "error_file_id": nullable(text()),
+        "created_at": integer(),
+        "expires_at": integer(),
+        **{f"{moment}_at": nullable(integer()) for moment in MOMENTS},
+        "request_counts": object_of({name: integer(0) for name in ("total", "completed", "failed")}),
+        "metadata": nullable({"type": "object"}),
+    },
+    "id",
+    "status",
+    "request_counts",
+)
+QUERY = {"after": text(), "limit": integer(1, MAX_PAGE)}
+CREATE = Operation("Begins a batch: requests of a file, answered when there is room.", ASKED, BATCH)
+LIST = Operation("The batches of this key.", answer=page_of(BATCH), query=QUERY, errors=(404,))
+ONE = Operation("One of them.", answer=BATCH)
+CANCEL = Operation("Ends one of them; what was answered is kept.", answer=BATCH, errors=(409,))
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        post(desk, "/v1/batches", create),
-        get(desk, "/v1/batches", listed),
-        get(desk, "/v1/batches/{batch_id}", batch),
-        post(desk, "/v1/batches/{batch_id}/cancel", cancel, has_body=False),
+        post(desk, "/v1/batches", create, about=CREATE),
+        get(desk, "/v1/batches", listed, about=LIST),
+        get(desk, "/v1/batches/{batch_id}", batch, about=ONE),
+        post(desk, "/v1/batches/{batch_id}/cancel", cancel, has_body=False, about=CANCEL),
     ]
 
 

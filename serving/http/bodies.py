@@ -50,11 +50,10 @@ class IncomingBody:
                     if len(whole) > LARGE_BYTES:
                         await place.take(max_bytes)
         except TimeoutError:
-            late = self._late(seconds)
             if place.is_waiting:
                 message = f"Other bodies took all the room for {seconds:.3g} s; come again in a moment."
                 raise ServiceError(Kind.UNAVAILABLE, message, retry_after_s=NO_ROOM_RETRY_S) from None
-            raise late from None
+            raise self._late(seconds) from None
         return whole
 
     async def chunks(self, max_bytes: int, seconds: float) -> AsyncIterator[bytes]:

@@ -34,10 +34,11 @@ from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import with_fields
 from serving.http.operations import Operation
 from serving.http.schemas import (
+    ANYTHING,
     BOOLEAN,
     GENERATION,
-    MESSAGES,
     USAGE,
+    any_of,
     array,
     body_of,
     integer,
@@ -50,9 +51,32 @@ from serving.openai_answer import Label, chat_logprobs
 
 # The service's name for what is wrong, and the body's.
 FORM = with_fields({"prompt": "messages"})
+SAID = any_of(
+    text(), array(object_of({"type": text("text", "input_text", "output_text"), "text": text()}, "type", "text"))
+)
+MESSAGE = object_of(
+    {
+        "role": text("system", "developer", "user", "assistant", "tool", "function"),
+        "content": nullable(SAID),
+        "reasoning_content": nullable(SAID),
+        "reasoning": nullable(SAID),
+        **{name: ANYTHING for name in ("name", "tool_calls", "function_call", "tool_call_id")},
+        **{name: ANYTHING for name in ("refusal", "annotations", "audio")},
+    },
+    "role",
+    closed=True,
+)
+TOOL = object_of({"type": text("function"), "function": object_of({"name": text()}, "name")}, "type", "function")
 BODY = {
     **GENERATION,
-    "messages": MESSAGES,
+    "messages": array(MESSAGE, 1),
+    "tools": array(TOOL),
+    "tool_choice": any_of(text("none", "auto", "required"), {"type": "object"}),
+    "functions": array({"type": "object"}),
+    "function_call": any_of(text("none", "auto"), {"type": "object"}),
+    "parallel_tool_calls": BOOLEAN,
+    "reasoning_effort": text(),
+    "enable_thinking": BOOLEAN,
     "max_completion_tokens": integer(1),
     "logprobs": BOOLEAN,
     "top_logprobs": integer(0, MAX_LOGPROBS),
@@ -63,9 +87,9 @@ BODY = {
 CHOICE = object_of(
     {
         "index": integer(0),
-        "message": object_of({"role": text("assistant"), "content": text()}, "role", "content"),
+        "message": object_of({"role": text("assistant"), "content": nullable(text())}, "role", "content"),
         "logprobs": nullable({"type": "object"}),
-        "finish_reason": text("stop", "length"),
+        "finish_reason": text("stop", "length", "tool_calls", "function_call"),
     },
     "index",
     "message",

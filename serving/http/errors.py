@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from serving.core.errors import Kind, ServiceError
+from serving.http.schemas import ANTHROPIC_ERROR, OPENAI_ERROR, Schema
 
 # No client is left to read it; it is for records.
 CLIENT_GONE = 499
@@ -71,10 +72,12 @@ def headers_of(error: ServiceError) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """How an API writes errors: `body(error, request_id)` is the object, `event(object)` what it is in a stream."""
+    """How an API writes errors: `body(error, request_id)` is the object, `event(object)` what it is in a stream, and
+    `schema` describes it."""
 
     body: Callable[[ServiceError, str], dict[str, Any]]
     event: Callable[[dict[str, Any]], bytes]
+    schema: Schema
 
 
 def openai_body(error: ServiceError, request_id: str) -> dict[str, Any]:
@@ -98,8 +101,8 @@ def spelt(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-OPENAI = ErrorForm(openai_body, lambda body: b"data: " + spelt(body) + b"\n\n")
-ANTHROPIC = ErrorForm(anthropic_body, lambda body: b"event: error\ndata: " + spelt(body) + b"\n\n")
+OPENAI = ErrorForm(openai_body, lambda body: b"data: " + spelt(body) + b"\n\n", OPENAI_ERROR)
+ANTHROPIC = ErrorForm(anthropic_body, lambda body: b"event: error\ndata: " + spelt(body) + b"\n\n", ANTHROPIC_ERROR)
 
 
 def with_fields(names: Mapping[str, str]) -> ErrorForm:
@@ -112,4 +115,4 @@ def with_fields(names: Mapping[str, str]) -> ErrorForm:
             told["error"]["param"] = names[head] + rest
         return told
 
-    return ErrorForm(body, OPENAI.event)
+    return ErrorForm(body, OPENAI.event, OPENAI.schema)

@@ -20,8 +20,10 @@ from serving.http.desk import Desk
 from serving.http.endpoint import Asked, delete, get, json_answer, post
 from serving.http.errors import HttpFault
 from serving.http.forms import MAX_FRAME_BYTES, Form
-from serving.http.paging import known_query, one_of, page, whole_number
-from serving.store.records import BATCH_INPUT, StoredFile
+from serving.http.operations import Operation
+from serving.http.paging import known_query, one_of, page, page_of, whole_number
+from serving.http.schemas import integer, object_of, text
+from serving.store.records import BATCH_INPUT, BATCH_OUTPUT, StoredFile
 from serving.store.upload import Upload
 
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
@@ -29,16 +31,52 @@ MAX_PAGE, ORDERS = 10_000, ("desc", "asc")
 # Contents go to the disk in pieces of about this size, and come at least at this rate.
 PIECE_BYTES, LEAST_BYTES_PER_S = 1 << 20, 64 << 10
 LEAST_KEEP_S = 3600
+OCTETS = "application/octet-stream"
+
+
+FILE = object_of(
+    {
+        "id": text(),
+        "object": text("file"),
+        "bytes": integer(0),
+        "created_at": integer(),
+        "expires_at": integer(),
+        "filename": text(),
+        "purpose": text(BATCH_INPUT, BATCH_OUTPUT),
+        "status": text("processed"),
+    },
+    "id",
+    "bytes",
+    "purpose",
+)
+SENT = object_of(
+    {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": text(BATCH_INPUT),
+        "expires_after[anchor]": text("created_at"),
+        "expires_after[seconds]": integer(LEAST_KEEP_S),
+    },
+    "file",
+    "purpose",
+    closed=True,
+)
+DELETED = object_of({"id": text(), "object": text("file"), "deleted": {"type": "boolean"}}, "id", "deleted")
+QUERY = {"after": text(), "limit": integer(1, MAX_PAGE), "order": text(*ORDERS), "purpose": text()}
+CREATE = Operation("Leaves a file here.", answer=FILE, form=SENT)
+LIST = Operation("The files of this key.", answer=page_of(FILE), query=QUERY, errors=(404,))
+ONE = Operation("One of them.", answer=FILE)
+REMOVE = Operation("Deletes one of them.", answer=DELETED, errors=(409,))
+CONTENT = Operation("The content of one of them.", answer={"type": "string"}, media=OCTETS)
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        post(desk, "/v1/files", create, has_body=False, read=read_form),
-        get(desk, "/v1/files", listed),
-        get(desk, "/v1/files/{file_id}", file),
-        delete(desk, "/v1/files/{file_id}", remove),
-        get(desk, "/v1/files/{file_id}/content", content),
+        post(desk, "/v1/files", create, has_body=False, read=read_form, about=CREATE),
+        get(desk, "/v1/files", listed, about=LIST),
+        get(desk, "/v1/files/{file_id}", file, about=ONE),
+        delete(desk, "/v1/files/{file_id}", remove, about=REMOVE),
+        get(desk, "/v1/files/{file_id}/content", content, about=CONTENT),
     ]
 
 
@@ -118,7 +156,7 @@ async def remove(desk: Desk, asked: Asked) -> Response:
 async def content(desk: Desk, asked: Asked) -> Response | ASGIApp:
     """The content of one of them."""
     wanted, owner = _file(desk, asked), work_of(desk).store.owner(asked.caller.key_id)
-    return FileResponse(owner.content(wanted.id), media_type="application/octet-stream", filename=wanted.name)
+    return FileResponse(owner.content(wanted.id), media_type=OCTETS, filename=wanted.name)
 
 
 def file_object(stored: StoredFile) -> dict[str, Any]:

@@ -33,17 +33,20 @@ from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import ANTHROPIC
 from serving.http.messages_body import CHAT_FIELDS, SAMPLING, WITHOUT_EFFECT, chat_of, params_of
+from serving.http.operations import Operation
 from serving.http.sse import EventStream, named
 
 VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
+ANSWER = Operation("Anthropic's messages: an answer to a conversation.", {"type": "object"}, is_streamed=True)
+COUNT = Operation("Tokens of a conversation, as Anthropic counts them.", {"type": "object"})
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        post(desk, "/v1/messages", answer, form=ANTHROPIC),
-        post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC),
+        post(desk, "/v1/messages", answer, form=ANTHROPIC, about=ANSWER),
+        post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC, about=COUNT),
     ]
 
 
@@ -82,11 +85,11 @@ class _Work:
 
     def _stop(self, result: GenerationResult) -> str | None:
         """The stop sequence that ended it, if one did: the first that is complete by its last token."""
-        ends = {token for card in self.desk.service.models() for token in card.eos_token_ids}
+        ends = {token for card in self.desk.model.models() for token in card.eos_token_ids}
         if not self.stops or not result.token_ids or result.token_ids[-1] in ends:
             return None
         longest = max(map(len, self.stops))
-        spelt = [self.desk.service.token_text(token)[1] for token in result.token_ids[-longest - 4 :]]
+        spelt = [self.desk.model.token_text(token)[1] for token in result.token_ids[-longest - 4 :]]
         text, before = b"".join(spelt), len(b"".join(spelt[:-1]))
         found = []
         for stop in self.stops:
@@ -104,7 +107,7 @@ async def answer(desk: Desk, asked: Asked) -> Response | ASGIApp:
         known_only(body, (*CHAT_FIELDS, *SAMPLING, *WITHOUT_EFFECT))
         streams, params = switch(body, "stream", False), params_of(body)
         plan = await planned(desk, chat_of(body), params)
-        name = model or "".join(card.id for card in desk.service.models()[:1])
+        name = model or "".join(card.id for card in desk.model.models()[:1])
         work = _Work(desk, asked, plan, model, name, tuple(params.stop))
     if streams:
         return EventStream(_events(work), desk.settings.ping_s)
@@ -122,7 +125,7 @@ async def count(desk: Desk, asked: Asked) -> Response:
     with body_faults():
         known_only(body, (*CHAT_FIELDS, *SAMPLING, *WITHOUT_EFFECT))
         plan = await planned(desk, chat_of(body), SamplingParams())
-    ids = await desk.service.tokenize(TokenizeCall(_prompt(plan), asked.info(model)), asked.caller)
+    ids = await desk.model.tokenize(TokenizeCall(_prompt(plan), asked.info(model)), asked.caller)
     return json_answer({"input_tokens": len(ids)})
 
 
@@ -200,7 +203,7 @@ class BlockEvents:
 async def _events(work: _Work) -> AsyncIterator[bytes]:
     parser, blocks, begun = work.plan.parser(), BlockEvents(), False
     with faults_of(work.plan):
-        async with aclosing(work.desk.service.generate(work.call, work.asked.caller)) as events:
+        async with aclosing(work.desk.model.generate(work.call, work.asked.caller)) as events:
             async for event in events:
                 if not begun:
                     begun = True

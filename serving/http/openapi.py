@@ -38,7 +38,7 @@ def schema_of(routes: Iterable[BaseRoute], version: str) -> dict[str, Any]:
     for route in routes:
         if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
             one = route.endpoint
-            made = described(one.about, route.path, one.has_body, one.is_open)
+            made = described(one.about, route.path, one.form.schema, one.has_body, one.is_open)
             for method in sorted(route.methods - {"HEAD"}):
                 paths.setdefault(CONVERTOR.sub(r"{\1}", route.path), {})[method.lower()] = made
     return {

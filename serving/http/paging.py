@@ -9,6 +9,7 @@ from starlette.datastructures import QueryParams
 
 from metrale_jax.core.errors import shown
 from serving.core.errors import Kind, ServiceError
+from serving.http.schemas import Schema, array, nullable, object_of, text
 
 Item = TypeVar("Item")
 WHOLE_NUMBER = re.compile(r"\d{1,9}")
@@ -52,6 +53,13 @@ def page(
         "last_id": ids[-1] if ids else None,
         "has_more": begin + limit < len(found),
     }
+
+
+def page_of(item: Schema) -> dict[str, Any]:
+    """What a page of such items is described as."""
+    ids = nullable(text())
+    told = {"object": text("list"), "data": array(item), "first_id": ids, "last_id": ids}
+    return object_of({**told, "has_more": {"type": "boolean"}}, "object", "data", "has_more")
 
 
 def one_of(name: str, given: Any, choices: Sequence[str]) -> str:

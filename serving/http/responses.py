@@ -30,6 +30,7 @@ from serving.http.chat_plan import faults_of, planned
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, Endpoint, get, json_answer, post
 from serving.http.errors import openai_body
+from serving.http.operations import Operation
 from serving.http.response_store import ResponseStore, Stored
 from serving.http.responses_body import (
     CHAT_FIELDS,
@@ -46,15 +47,17 @@ from serving.http.responses_output import Output, messages_of
 from serving.http.sse import EventStream
 
 ONE = "/v1/responses/{response_id}"
+CREATE = Operation("OpenAI's responses: an answer, which is kept.", {"type": "object"}, is_streamed=True)
+SHOW, FORGET = Operation("A response that is kept."), Operation("Forgets a response.")
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API, which share what they keep."""
     store = ResponseStore()
-    forgetting = Endpoint(desk, ONE, partial(forget, store), has_body=False)
+    forgetting = Endpoint(desk, ONE, partial(forget, store), has_body=False, about=FORGET)
     return [
-        post(desk, "/v1/responses", partial(create, store)),
-        get(desk, ONE, partial(show, store)),
+        post(desk, "/v1/responses", partial(create, store), about=CREATE),
+        get(desk, ONE, partial(show, store), about=SHOW),
         Route(ONE, forgetting, methods=["DELETE"]),
     ]
 
@@ -113,7 +116,7 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
         messages = input_of(body, earlier)
         chat = Chat([*instructions_of(body), *messages], tools, reasoning_of(body))
         plan = await planned(desk, chat, params)
-    name = model or "".join(card.id for card in desk.service.models()[:1])
+    name = model or "".join(card.id for card in desk.model.models()[:1])
     work = _Work(store, desk, asked, plan, tools, messages, model, name)
     if streams:
         return EventStream(_events(work), desk.settings.ping_s)
@@ -143,7 +146,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
     parser, output, begun = work.plan.parser(), Output(), False
     try:
         with faults_of(work.plan):
-            async with aclosing(work.desk.service.generate(work.call, work.asked.caller)) as events:
+            async with aclosing(work.desk.model.generate(work.call, work.asked.caller)) as events:
                 async for event in events:
                     if not begun:
                         begun = True

@@ -145,7 +145,7 @@ USAGE = object_of(
     "prompt_tokens",
     "total_tokens",
 )
-ERROR = object_of(
+OPENAI_ERROR = object_of(
     {
         "error": object_of(
             {"message": text(), "type": text(), "param": nullable(text()), "code": nullable(text())},
@@ -156,4 +156,14 @@ ERROR = object_of(
         )
     },
     "error",
+)
+ANTHROPIC_ERROR = object_of(
+    {
+        "type": text("error"),
+        "error": object_of({"type": text(), "message": text()}, "type", "message"),
+        "request_id": text(),
+    },
+    "type",
+    "error",
+    "request_id",
 )

@@ -31,9 +31,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.routing import Route
 
+from serving.core.lifecycle import State
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer
-from serving.http.models import model_object
+from serving.http.models import MODEL, model_object
+from serving.http.operations import Operation
+from serving.http.schemas import array, integer, nullable, number, object_of, text
 
 if TYPE_CHECKING:
     from metrale_jax.engine.stats import EngineStats
@@ -42,6 +45,32 @@ if TYPE_CHECKING:
 # Rates are over at least the last of these seconds and at most all; one look in each of them is kept.
 WINDOW_S = 10.0
 APART_S = 0.9
+SHARE = nullable(number(0, 1))
+ANSWER = object_of(
+    {
+        "object": text("stats"),
+        "state": text(*(state.value for state in State)),
+        "version": text(),
+        "loading": nullable(
+            object_of({"stage": text(), "done": integer(0), "total": integer(0)}, "stage", "done", "total")
+        ),
+        "model": nullable(MODEL),
+        "uptime_s": nullable(number(0)),
+        "generated_tokens": nullable(integer(0)),
+        "prompt_tokens": nullable(integer(0)),
+        "generated_tokens_per_s": nullable(number(0)),
+        "prompt_tokens_per_s": nullable(number(0)),
+        "requests": nullable(object_of(dict.fromkeys(("waiting", "prefilling", "running", "max"), integer(0)))),
+        "kv_blocks": nullable(object_of(dict.fromkeys(("used", "cached", "free", "total"), integer(0)))),
+        "snapshots": nullable(object_of(dict.fromkeys(("used", "total"), integer(0)))),
+        "prefix_hit_rate": SHARE,
+        "recent_prefix_hit_rate": SHARE,
+        "drafts": nullable(
+            object_of({"width": integer(0), "acceptance": SHARE, "recent_acceptance": SHARE, "positions": array(SHARE)})
+        ),
+    }
+)
+ABOUT = Operation("The server at one moment.", answer=ANSWER | {"required": list(ANSWER["properties"])})
 NO_ENGINE = dict.fromkeys(
     "uptime_s generated_tokens prompt_tokens generated_tokens_per_s prompt_tokens_per_s requests kv_blocks snapshots "
     "prefix_hit_rate recent_prefix_hit_rate drafts".split()
@@ -65,7 +94,7 @@ def routes(desk: Desk) -> list[Route]:
         max_requests = cards[0].max_sequences if cards else 0
         return json_answer(seen | (NO_ENGINE if now is None else figures(now, looks.before(now), max_requests)))
 
-    return [get(desk, "/v1/stats", stats)]
+    return [get(desk, "/v1/stats", stats, about=ABOUT)]
 
 
 class Looks:
@@ -76,8 +105,12 @@ class Looks:
 
     def before(self, now: "EngineStats") -> "EngineStats | None":
         """The oldest look that is not too old, None without one; `now` is kept for later ones."""
-        # Another engine's clock began anew.
-        while self._kept and not 0 <= now.uptime_s - self._kept[0].uptime_s <= WINDOW_S:
+        # Another engine's clock and counts began anew.
+        while self._kept and not (
+            0 <= now.uptime_s - self._kept[0].uptime_s <= WINDOW_S
+            and now.prompt_tokens >= self._kept[0].prompt_tokens
+            and now.generated_tokens >= self._kept[0].generated_tokens
+        ):
             self._kept.popleft()
         if not self._kept or now.uptime_s - self._kept[-1].uptime_s >= APART_S:
             self._kept.append(now)

@@ -16,11 +16,9 @@ from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer, post
 from serving.http.errors import with_fields
 from serving.http.operations import Operation
-from serving.http.schemas import BOOLEAN, MESSAGES, MODEL, TOKENS, any_of, body_of, integer, object_of, text
+from serving.http.schemas import BOOLEAN, MESSAGES, MODEL, TOKENS, any_of, body_of, integer, nullable, object_of, text
 from serving.openai_body import chat_messages, checked_prompt
 
-# Who works with tokens at a distance asks for these, and reads null as none.
-NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
 FORM = with_fields({"token_ids": "tokens"})
 OF_TEXT = {"model": MODEL, "prompt": text(), "add_special_tokens": BOOLEAN, "return_token_strs": BOOLEAN}
 OF_CHAT = {
@@ -40,7 +38,12 @@ DETOKENIZE = Operation(
     body_of({"model": MODEL, "tokens": TOKENS, "skip_special_tokens": BOOLEAN}, "tokens"),
     object_of({"prompt": text()}, "prompt"),
 )
-INFO = Operation("What the model's tokenizer says of itself.", answer=object_of({"model_max_length": integer(0)}))
+# Who works with tokens at a distance asks for these, and reads null as none.
+NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+DESCRIBE = Operation(
+    "The tokenizer's configuration.",
+    answer=object_of({name: nullable(text()) for name in NAMED} | {"model_max_length": integer(0)}, *NAMED),
+)
 
 
 def routes(desk: Desk) -> list[Route]:
@@ -48,7 +51,7 @@ def routes(desk: Desk) -> list[Route]:
     return [
         post(desk, "/tokenize", tokenize, about=TOKENIZE),
         post(desk, "/detokenize", detokenize, form=FORM, about=DETOKENIZE),
-        get(desk, "/tokenizer_info", describe, about=INFO),
+        get(desk, "/tokenizer_info", describe, about=DESCRIBE),
     ]
 
 
@@ -82,8 +85,8 @@ async def detokenize(desk: Desk, asked: Asked) -> Response:
 
 async def describe(desk: Desk, asked: Asked) -> Response:
     """What the model's tokenizer_config.json says, its chat template included."""
-    config = desk.service.chat_model().config
-    length = next((card.max_context_tokens for card in desk.service.models()), 0)
+    config = desk.model.chat_model().config
+    length = next((card.max_context_tokens for card in desk.model.models()), 0)
     return json_answer(dict.fromkeys(NAMED) | {"model_max_length": length} | config)
 
 

@@ -9,25 +9,26 @@ import threading
 
 import pytest
 
-from metrale_jax import LLM, SamplingParams
+from metrale_jax import LLM
 from serving.client import AsyncClient, InvalidRequestError, RetryPolicy, ServerError, UnavailableError
-from serving.core.keys import KeyRing
 from serving.core.lifecycle import State
 from serving.core.service import ServiceSettings
+from tests.serving.chaos import (
+    GREEDY,
+    LOUD,
+    PROMPTS,
+    QUIET,
+    SIZES,
+    failing,
+    mortal,
+    revived,
+    solo_answers,
+    sticking,
+    two_tenants,
+)
 from tests.serving.tiny_chat import write_tiny_chat
 from tests.serving.whole_server import whole_server
 
-SIZES = {"max_sequences": 4, "max_context_tokens": 256, "prefill_tokens": 32, "kv_cache_mib": 1}
-GREEDY = {"temperature": 0.0, "max_tokens": 20}
-PROMPTS = [f"Prompt number {n}, which is like no other." for n in range(6)]
-KEYS = """
-[[keys]]
-id = "loud"
-token = "loud-loud-loud-loud"
-[[keys]]
-id = "quiet"
-token = "quiet-quiet-quiet-quiet"
-"""
 ONCE = RetryPolicy(max_attempts=1)
 
 
@@ -43,8 +44,7 @@ def model(directory):
 
 @pytest.fixture(scope="module")
 def expected(model):
-    """The answer to each prompt, alone."""
-    return {prompt: model.generate([prompt], SamplingParams(**GREEDY))[0].token_ids for prompt in PROMPTS}
+    return solo_answers(model)
 
 
 @pytest.fixture
@@ -62,22 +62,6 @@ async def all_answers(client, prompts=PROMPTS):
 
 def right(answers, expected):
     return [answer.token_ids == expected[prompt] for prompt, answer in zip(PROMPTS, answers, strict=True)]
-
-
-def failing(times, error, after=0):
-    """A function that goes on to another `after` so many calls, then raises so many times."""
-    calls = [0]
-
-    def around(inner):
-        def call(*given, **named):
-            calls[0] += 1
-            if after < calls[0] <= after + times:
-                raise error
-            return inner(*given, **named)
-
-        return call
-
-    return around
 
 
 def test_a_step_that_the_device_cannot_run_fails_who_is_in_it_and_nobody_after(model, expected, monkeypatch, no_logs):
@@ -117,14 +101,7 @@ def test_a_step_that_raises_in_the_host_is_run_again_for_everybody(model, expect
 
 def test_a_dead_engine_thread_fails_what_is_in_flight_and_says_so(model, monkeypatch, no_logs):
     dying = threading.Event()
-    step = model.step
-
-    def die():
-        if dying.is_set():
-            raise SystemExit("an interpreter that ends")
-        return step()
-
-    monkeypatch.setattr(model, "step", die)
+    monkeypatch.setattr(model, "step", mortal(model.step, dying))
 
     async def scene():
         async with whole_server(model) as server, client_of(server) as client:
@@ -139,20 +116,12 @@ def test_a_dead_engine_thread_fails_what_is_in_flight_and_says_so(model, monkeyp
                 await client.generate(PROMPTS[0])
 
     asyncio.run(scene())
-    model.engine.recover(model.engine.roster.busy, "the test is over", pool_lost=True)
-    model.engine.check()
+    revived(model)
 
 
 def test_a_stuck_step_is_noticed_and_told(model, monkeypatch, no_logs):
     stuck, release = threading.Event(), threading.Event()
-    step = model.step
-
-    def wait():
-        if stuck.is_set():
-            release.wait(30)
-        return step()
-
-    monkeypatch.setattr(model, "step", wait)
+    monkeypatch.setattr(model, "step", sticking(model.step, stuck, release))
     settings = ServiceSettings("tiny", warm_up=False, stuck_after_s=1.0)
 
     async def scene():
@@ -170,16 +139,13 @@ def test_a_stuck_step_is_noticed_and_told(model, monkeypatch, no_logs):
 
 
 def test_one_tenant_that_fills_the_pool_holds_no_other_up(model, expected, tmp_path):
-    path = tmp_path / "keys.toml"
-    path.write_text(KEYS)
-    path.chmod(0o600)
     done = []
 
     async def scene():
         async with (
-            whole_server(model, KeyRing.open(path)) as server,
-            client_of(server, "loud-loud-loud-loud") as loud,
-            client_of(server, "quiet-quiet-quiet-quiet") as quiet,
+            whole_server(model, two_tenants(tmp_path)) as server,
+            client_of(server, LOUD) as loud,
+            client_of(server, QUIET) as quiet,
         ):
 
             async def flood(n):

@@ -40,7 +40,7 @@ function userView(message, where, on) {
   const node = el("article", { class: "message user", "data-id": message.id });
   const tools = el("div", { class: "tools" }, ...branches(message, where, on, node), button("Edit", EDIT, () => on.edit(message, node)));
   node.append(el("h3", { class: "unseen" }, `You, message ${where.number}`), said, tools);
-  return { node, update() {} };
+  return { node, update() {}, updateCheck() {} };
 }
 
 function answerView(message, where, on) {
@@ -70,7 +70,7 @@ function answerView(message, where, on) {
     tools.replaceChildren(...(running ? [] : answerTools(message, where, on, node)));
   };
   update(true);
-  return { node, update };
+  return { node, update, updateCheck: () => drawCheck(message, check) };
 }
 
 function answerTools(message, where, on, node) {

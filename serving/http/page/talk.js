@@ -91,11 +91,14 @@ export class Talk {
     const message = add(this.conversation, question.id, fields);
     const { conversation } = this;
     this.transcript.show(conversation);
+    // What had the focus may be gone: the button that stops is where it is wanted next.
+    if (document.activeElement === document.body) byId("send").focus();
     announce("The answer begins.");
     const error = await this.running(this.body(message), message, () => this.transcript.changed(message));
     message.retryAt = error?.retryAfterS ? Date.now() + error.retryAfterS * 1000 : 0;
     if (error?.status === 401) this.around.onLocked();
-    this.finished(conversation, message);
+    this.transcript.changed(message, true);
+    this.finished(conversation);
     announce(told(message));
   }
 
@@ -107,7 +110,7 @@ export class Talk {
     const second = { id: freshId(), role: "assistant", content: "" };
     const report = (check) => {
       message.check = check;
-      this.transcript.changed(message, true);
+      this.transcript.checked(message);
     };
     report({ same: null, about: "Running it again with the same seed…" });
     announce("Running it again with the same seed.");
@@ -125,7 +128,7 @@ export class Talk {
     else if (second.state === "stopped" && !cutShort) report({ same: null, about: "Stopped before it could be told." });
     else report(this.verdict(message, second, cutShort));
     if (error?.status === 401) this.around.onLocked();
-    this.finished(conversation, message);
+    this.finished(conversation);
     announce(message.check.about);
   }
 
@@ -150,7 +153,6 @@ export class Talk {
       const request = content && !this.run ? asked() : null;
       if (!request) return;
       this.ask(add(this.conversation, message.parent, { role: "user", content }), request);
-      byId("prompt").focus();
     };
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
@@ -200,9 +202,8 @@ export class Talk {
     return { model: message.model || undefined, messages: asRequest(before, message.system), ...message.asked };
   }
 
-  finished(conversation, message) {
+  finished(conversation) {
     conversation.at = Date.now();
-    this.transcript.changed(message, true);
     this.around.onKept(keep(conversation));
   }
 }

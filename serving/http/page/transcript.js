@@ -19,7 +19,7 @@ export class Transcript {
     this.on = on;
     this.place = byId("transcript");
     this.toEnd = byId("to-end");
-    /** @type {Map<string, {node: HTMLElement, update: (whole?: boolean) => void}>} */
+    /** @type {Map<string, {node: HTMLElement, update: (whole?: boolean) => void, updateCheck: () => void}>} */
     this.views = new Map();
     this.following = true;
     this.due = null;
@@ -69,6 +69,12 @@ export class Transcript {
         else this.draw(view, false);
       });
     }
+  }
+
+  /** What came of running an answer again is told anew; nothing else is touched. */
+  checked(message) {
+    this.views.get(message.id)?.updateCheck();
+    if (this.following) this.place.scrollTop = this.place.scrollHeight;
   }
 
   /** Goes to the end and stays there. */

@@ -105,6 +105,17 @@ async def test_a_call_gets_deltas_its_end_and_leaves_a_record():
 
 
 @scenario
+async def test_what_chats_need_of_the_model_is_there_while_it_serves():
+    async with serving() as world:
+        model = world.service.chat_model()
+        assert (model.template, dict(model.special_tokens), model.takes_tools) == ("", {}, False)
+        await world.service.drain(0.0)
+        with pytest.raises(ServiceError) as raised:
+            world.service.chat_model()
+        assert raised.value.kind is Kind.UNAVAILABLE
+
+
+@scenario
 async def test_timings_count_from_when_the_call_came():
     async with serving(FakeLLM(on_prepare=lambda: threading.Event().wait(0.1))) as world:
         (*_, end) = await all_of(world.service.generate(call(2), ANYBODY))
@@ -339,8 +350,7 @@ async def test_a_slow_reader_holds_nobody_up_and_gets_all_in_one_piece():
         slow = world.service.generate(call(500), ANYBODY)
         first = await anext(slow)
         assert isinstance((await all_of(world.service.generate(call(20), ANYBODY)))[-1], Ended)
-        await until(lambda: not world.llm.running)
-        await asyncio.sleep(0)
+        await until(lambda: not world.service._hosting.current.busy)
         rest = await all_of(slow)
         assert len(rest) == 2 and len(first.token_ids) + len(rest[0].token_ids) == 500
 

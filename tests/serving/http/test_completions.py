@@ -193,6 +193,8 @@ def test_prompts_alone_are_echoed_with_what_they_were_worth(prompt):
         ({"prompt": "a", "temperature": "hot"}, "temperature", "'hot'"),
         ({"prompt": "a", "nonsense": 1}, "nonsense", "no known field"),
         ({"prompt": "a", "regex": "a", "guided_regex": "b"}, "regex", "two names"),
+        ({"prompt": "a", "structured_outputs": {"json": {}}, "guided_json": {}}, "json_schema", "two names"),
+        ({"prompt": "a", "json_schema": {}, "response_format": {"type": "json_object"}}, "json_schema", "two names"),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format", "xml"),
         ({"prompt": "a", "structured_outputs": {"whisper": 1}}, "structured_outputs", "whisper"),
     ],

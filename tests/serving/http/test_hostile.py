@@ -9,6 +9,7 @@ import pytest
 
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
+from serving.http import chat, completions, embeddings, tokens
 from tests.serving.http.fronts import error_of, events_of, fronted, run
 from tests.serving.scripted import ScriptedService, answer
 
@@ -284,3 +285,32 @@ def test_a_call_that_comes_while_the_server_drains_is_refused():
 def _request(body: bytes) -> bytes:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+ODD = (None, True, 0, -1, 2**70, 0.5, 1e308, "", "a", "\u0000", [], [[]], [1, "a"], [None], {}, {"a": {}}, [{"b": []}])
+
+
+@pytest.mark.parametrize(
+    "url, whole, fields",
+    [
+        (URL, {"prompt": "a"}, completions.BODY),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, chat.BODY),
+        ("/v1/embeddings", {"input": "a"}, embeddings.FIELDS),
+        ("/tokenize", {"prompt": "a"}, tokens.OF_TEXT),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, tokens.OF_CHAT),
+        ("/detokenize", {"tokens": [97]}, tokens.OF_TEXT),
+    ],
+)
+def test_no_value_of_any_field_is_unforeseen(url, whole, fields):
+    async def act():
+        service = ScriptedService(answer("a"))
+        async with fronted(service) as world:
+            for name in fields:
+                for value in ODD:
+                    answered = await world.client.post(url, json=whole | {name: value})
+                    assert answered.status_code in (200, 400), (name, value, answered.text)
+                    if answered.status_code == 400:
+                        error = error_of(answered, 400)
+                        assert len(error["message"]) < 2000 and error["type"] == "invalid_request_error"
+
+    run(act(), 180)

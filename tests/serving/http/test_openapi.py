@@ -9,7 +9,7 @@ import pytest
 from metrale_jax.sampling.params import SamplingParams
 from serving.http.schemas import PARAMS
 from tests.serving.http.fronts import fronted, run
-from tests.serving.scripted import ScriptedService
+from tests.serving.scripted import ScriptedService, answer
 
 BODIES = {
     "/v1/completions": {"prompt": ["a", [98]], "n": 2, "stop": "x", "logit_bias": {"3": 1}, "best_of": None},
@@ -59,5 +59,37 @@ def test_bodies_and_answers_are_as_described(path):
                 assert answer.status_code == status, answer.text
                 content = one["responses"][str(status)]["content"]["application/json"]
                 jsonschema.validate(answer.json(), content["schema"], jsonschema.Draft202012Validator)
+
+    run(act())
+
+
+def test_tools_and_calls_are_described():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages += [{"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "b"}]}]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+    async def act():
+        async with fronted(
+            ScriptedService(answer('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'))
+        ) as world:
+            told = (await world.client.get("/openapi.json")).json()["paths"]["/v1/chat/completions"]["post"]
+            body = {"messages": messages, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+            jsonschema.validate(body, told["requestBody"]["content"]["application/json"]["schema"])
+            found = (await world.client.post("/v1/chat/completions", json=body)).json()
+            assert found["choices"][0]["finish_reason"] == "tool_calls"
+            jsonschema.validate(found, told["responses"]["200"]["content"]["application/json"]["schema"])
+
+    run(act())
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/responses"])
+def test_errors_are_described_in_the_form_of_their_api(path):
+    async def act():
+        async with fronted(ScriptedService()) as world:
+            one = (await world.client.get("/openapi.json")).json()["paths"][path]["post"]
+            answered = await world.client.post(path, json={"nonsense": 1})
+            assert answered.status_code == 400
+            jsonschema.validate(answered.json(), one["responses"]["400"]["content"]["application/json"]["schema"])
 
     run(act())

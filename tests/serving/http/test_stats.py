@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
+import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
@@ -69,6 +70,16 @@ def test_a_server_that_loads_has_a_state_and_how_far_it_is():
 
 def test_the_same_fields_are_there_with_an_engine_and_without():
     assert figures(NOW, None, 8).keys() == NO_ENGINE.keys()
+
+
+@pytest.mark.parametrize("now", [None, NOW, replace(NOW, num_snapshots=8, drafts=DRAFTS)], ids=["none", "plain", "all"])
+def test_what_is_told_is_as_described(now):
+    client, _ = served(stats=lambda: now, loading=lambda: {"stage": "load", "done": 1, "total": 2})
+    answers = client.get("/openapi.json").json()["paths"]["/v1/stats"]["get"]["responses"]
+    schema = answers["200"]["content"]["application/json"]["schema"]
+    said = client.get("/v1/stats").json()
+    jsonschema.validate(said, schema, jsonschema.Draft202012Validator)
+    assert said.keys() == schema["properties"].keys()
 
 
 def test_figures_are_for_callers():

@@ -57,6 +57,23 @@ def faults(page: Page) -> list[str]:
     return [f"{rule}: {node['html'][:160]} {node['failureSummary'][:200]}" for rule, node in nodes]
 
 
+def test_the_focus_stays_where_it_is_of_use(page, server):
+    server.script += [Say(["One"]), Say(["One"]), Say(["Two", " more"], pause_after=1)]
+    send(page, "focus")
+    settled(page, 1)
+    page.get_by_role("button", name="Same seed").press("Enter")
+    expect(page.locator(".verdict.same")).to_be_visible()
+    expect(page.get_by_role("button", name="Same seed")).to_be_focused()
+    page.get_by_role("button", name="Regenerate").press("Enter")
+    expect(page.locator(".answer > .words")).to_have_text("Two")
+    expect(page.get_by_role("button", name="Stop")).to_be_focused()
+    page.keyboard.press("Enter")
+    settled(page, 1)
+    page.get_by_role("button", name="Version before").press("Enter")
+    expect(page.locator(".answer > .words")).to_have_text("One")
+    expect(page.get_by_role("button", name="Version before")).to_be_focused()
+
+
 @pytest.mark.parametrize("options", SCREENS.values(), ids=SCREENS.keys())
 def test_axe_finds_nothing_amiss(opened, server, options):
     page, watched = opened(**options)
