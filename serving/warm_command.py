@@ -10,6 +10,7 @@ from pathlib import Path
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.llm_config import checked_limits
 from serving import serve_command
+from serving.core.cards import model_card
 from serving.settings_sources import Resolved, printed
 
 ABOUT = "compile all that serving a model can need and keep it, so that a start takes seconds"
@@ -56,5 +57,6 @@ def warm(resolved: Resolved) -> Kept:
 
     llm = LLM(resolved.serve.model, progress=sys.stderr.isatty(), **asdict(resolved.llm))
     num_compiled = llm.warm_up()
+    model_card(llm, resolved.serve.name)  # has a fingerprint, whose programs a server runs too
     sizes = [path.stat().st_size for path in Path(directory).iterdir() if path.is_file()]
     return Kept(Path(directory), num_compiled, len(sizes), sum(sizes))
