@@ -12,7 +12,7 @@ from metrale_jax.core.errors import MetraleError, shown
 from metrale_jax.results import GenerationResult
 from serving.core.calls import Caller, GenerateCall
 from serving.core.errors import Kind, ServiceError
-from serving.core.events import Ended, Event
+from serving.core.events import Delta, Ended, Event
 from serving.http.desk import Desk
 from serving.openai_answer import Label, usage_of
 
@@ -105,10 +105,11 @@ class UsageSum:
 
 async def merged(desk: Desk, calls: Sequence[GenerateCall], caller: Caller) -> AsyncIterator[tuple[int, Event]]:
     """Events of all calls as they come, with the call's place; each is asked for the next when its last was taken.
+    Pieces of nothing are left out: with the first event an answer has begun, and a call that is refused has none.
 
     Raises the first error of any, once the others are ended.
     """
-    streams = [desk.model.generate(call, caller) for call in calls]
+    streams = [_telling(desk.model.generate(call, caller)) for call in calls]
     if len(streams) == 1:
         async with aclosing(streams[0]) as events:
             async for event in events:
@@ -148,6 +149,13 @@ async def gathered(works: Sequence[Coroutine]) -> list[Any]:
         return [task.result() for task in tasks if task.done()]
     finally:
         await _cancelled(tasks)
+
+
+async def _telling(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    async with aclosing(events):
+        async for event in events:
+            if not isinstance(event, Delta) or event.text or event.token_ids or event.logprobs:
+                yield event
 
 
 async def _next(stream: AsyncIterator[Event]) -> Event | None:

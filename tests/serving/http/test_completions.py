@@ -7,11 +7,12 @@ import pytest
 
 from metrale_jax.results import TokenLogprob
 from serving.core.errors import Kind, ServiceError
-from serving.core.events import Ended
+from serving.core.events import Delta, Ended
 from tests.serving.http.fronts import error_of, events_of, fronted, joined, run
 from tests.serving.scripted import CARD, ScriptedService, answer, ids_of, result
 
 URL = "/v1/completions"
+CHAT = [{"role": "user", "content": "a"}]
 
 
 def test_a_completion_has_openais_shape():
@@ -243,6 +244,18 @@ def test_errors_of_the_service_keep_their_kind_and_name_fields_of_the_body():
                     told = error_of(await world.client.post(URL, json={"prompt": "a", "stream": stream}), status)
                     assert told["param"] == param and "secret" not in told["message"]
             assert CARD.id == "scripted" and len(service.refusals) == 2 * len(kinds)
+
+    run(act())
+
+
+@pytest.mark.parametrize("url, body", [(URL, {"prompt": "a"}), ("/v1/chat/completions", {"messages": CHAT})])
+def test_a_call_that_is_refused_before_it_said_anything_has_a_status(url, body):
+    refused = ServiceError(Kind.INVALID, "nothing is allowed.", field="params.allowed_token_ids")
+
+    async def act():
+        async with fronted(ScriptedService((Delta(0, ""), refused))) as world:
+            told = await world.client.post(url, json=body | {"stream": True, "return_token_ids": True})
+            assert error_of(told, 400)["param"] == "allowed_token_ids"
 
     run(act())
 
