@@ -150,10 +150,11 @@ class ServeConfig:
         if self.allowed_models is not None:
             if not self.allow_model_changes:
                 raise ConfigError("allowed_models is given without allow_model_changes; give both, or neither.")
-            if self.name in read_models(self.allowed_models):
+            source = read_models(self.allowed_models).get(self.name, self.model)
+            if source not in (self.name, self.model):
                 raise ConfigError(
-                    f"allowed_models names {self.name!r}, which is the model's own name; it may be loaded as it is, "
-                    "so leave it out."
+                    f"allowed_models has {self.name}={source}, and {self.name!r} is the name of {self.model!r}, with "
+                    "which the server begins; give one of them another name."
                 )
 
     @property

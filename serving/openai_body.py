@@ -7,25 +7,10 @@ from typing import Any
 
 from metrale_jax.core.errors import RequestError, shown
 from metrale_jax.sampling.params import MAX_LOGPROBS, SamplingParams
+from serving.passed_over import OPENAI_HINTS, OPENAI_REFUSED, as_meant, refuse
 
 Messages = list[dict[str, str]]
 
-# They concern billing, routing or transport; the answer does not depend on them.
-WITHOUT_EFFECT = frozenset(
-    "model user metadata store service_tier stream stream_options safety_identifier prompt_cache_key "
-    "parallel_tool_calls".split()
-)
-NOT_SERVED = {
-    "tools": "describe the tools in a message",
-    "tool_choice": "describe the tools in a message",
-    "functions": "describe the functions in a message",
-    "function_call": "describe the functions in a message",
-    "suffix": "put it into the prompt",
-    "best_of": "ask for n answers and choose",
-    "audio": "ask for text",
-    "modalities": "ask for text",
-    "prediction": "leave it out",
-}
 # Names that vLLM has, or had, for what structures an answer.
 ALIASES = {
     "guided_json": "json_schema",
@@ -68,7 +53,7 @@ def chat_params(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Samplin
         raise RequestError(
             f"logprobs={_short(wanted)} is neither true nor false; give one, and a count in top_logprobs.", "logprobs"
         )
-    if top is not None and not wanted:
+    if top not in (None, 0) and not wanted:
         raise RequestError(f"top_logprobs={_short(top)} needs logprobs; set logprobs to true.", "top_logprobs")
     if isinstance(top, bool) or not isinstance(top, int | None) or not 0 <= (top or 0) <= MAX_LOGPROBS:
         raise RequestError(
@@ -163,16 +148,14 @@ def _present(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _params(asked: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    for name, remedy in NOT_SERVED.items():
-        if name in asked:
-            raise RequestError(f"{name} is not served here; leave it out and {remedy}.", name)
-    sampling = {name: value for name, value in asked.items() if name not in WITHOUT_EFFECT}
+    refuse(asked, OPENAI_REFUSED)
+    sampling = {name: value for name, value in asked.items() if name not in OPENAI_HINTS | OPENAI_REFUSED.keys()}
     _put(sampling, _structures(sampling))
     if "response_format" in sampling:
         _put(sampling, _format_fields(sampling.pop("response_format")))
     if "logit_bias" in sampling:
         _check_bias(sampling["logit_bias"])
-    return sampling_params(sampling, defaults)
+    return sampling_params(as_meant(sampling), defaults)
 
 
 def _structures(sampling: dict[str, Any]) -> dict[str, Any]:

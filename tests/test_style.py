@@ -66,6 +66,7 @@ RANKS = {
     "serving.store": 11.42,
     "serving.batch": 11.41,
     "serving.openai_body": 11.3,
+    "serving.passed_over": 11.25,
     "serving.openai_answer": 11.3,
     "serving.grpc": 11.4,
     "serving.http": 11.5,

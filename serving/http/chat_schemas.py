@@ -6,6 +6,14 @@ from serving.chat.reasoning import EFFORTS
 from serving.chat.tools import MAX_TOOLS, TOOL_NAME
 from serving.http.operations import Operation
 from serving.http.schemas import ANYTHING, BOOLEAN, PARAMS, any_of, array, body_of, integer, nullable, object_of, text
+from serving.passed_over import (
+    DRAWING,
+    MESSAGES_HINTS,
+    MESSAGES_REFUSED,
+    RESPONSES_HINTS,
+    RESPONSES_REFUSED,
+    described,
+)
 
 OBJECT = {"type": "object"}
 NAME = {"type": "string", "pattern": f"^{TOOL_NAME.pattern}$"}
@@ -56,6 +64,7 @@ CHAT_ANSWER = object_of(
 CHAT_ENDS = text("stop", "length", "tool_calls", "function_call")
 
 ASKED = {
+    **described(MESSAGES_HINTS, MESSAGES_REFUSED),
     "messages": array(
         object_of({"role": text("user", "assistant", "system"), "content": ANYTHING}, "role", "content"), 1
     ),
@@ -64,12 +73,12 @@ ASKED = {
     "tool_choice": object_of({"type": text("auto", "any", "tool", "none")}, "type"),
     "thinking": object_of({"type": text("enabled", "adaptive", "disabled")}, "type"),
     "output_config": OBJECT,
+    "output_format": OBJECT,
     "model": text(),
     "stream": BOOLEAN,
     "max_tokens": integer(1),
     "stop_sequences": array({"type": "string", "minLength": 1}),
-    **{name: PARAMS[name] for name in ("temperature", "top_k", "top_p")},
-    **{name: ANYTHING for name in ("metadata", "service_tier", "cache_control", "inference_geo", "speed")},
+    **{name: PARAMS[name] for name in DRAWING if name != "stop"},
 }
 MESSAGE = object_of(
     {
@@ -111,6 +120,7 @@ RESPONSES_ABOUT = Operation(
     "The next response of a chat.",
     body_of(
         {
+            **described(RESPONSES_HINTS, RESPONSES_REFUSED),
             "input": any_of(text(), array(OBJECT, 1)),
             "instructions": text(),
             "previous_response_id": text(),
@@ -121,15 +131,11 @@ RESPONSES_ABOUT = Operation(
             "text": OBJECT,
             "metadata": OBJECT,
             "store": BOOLEAN,
-            "background": {"const": False},
-            "truncation": {"const": "disabled"},
             "include": array(text()),
             "model": text(),
             "stream": BOOLEAN,
             "max_output_tokens": integer(1),
-            **{name: PARAMS[name] for name in ("temperature", "top_p")},
-            **{name: ANYTHING for name in ("stream_options", "user", "safety_identifier", "service_tier")},
-            **{name: ANYTHING for name in ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")},
+            **{name: PARAMS[name] for name in DRAWING},
         },
         "input",
     ),

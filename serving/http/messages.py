@@ -33,8 +33,9 @@ from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import ANTHROPIC
-from serving.http.messages_body import CHAT_FIELDS, SAMPLING, WITHOUT_EFFECT, chat_of, params_of
+from serving.http.messages_body import KNOWN, chat_of, params_of
 from serving.http.sse import EventStream, named
+from serving.passed_over import MESSAGES_REFUSED, refuse
 
 VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -102,7 +103,8 @@ async def answer(desk: Desk, asked: Asked) -> Response | ASGIApp:
     """The next message of a chat, whole or as it comes."""
     body, model = _checked(asked)
     with body_faults():
-        known_only(body, (*CHAT_FIELDS, *SAMPLING, *WITHOUT_EFFECT))
+        known_only(body, KNOWN)
+        refuse(body, MESSAGES_REFUSED)
         streams, params = switch(body, "stream", False), params_of(body)
         plan = await planned(desk, chat_of(body), params)
         name = model or "".join(card.id for card in desk.model.models()[:1])
@@ -121,7 +123,8 @@ async def count(desk: Desk, asked: Asked) -> Response:
     """How many tokens a prompt has."""
     body, model = _checked(asked)
     with body_faults():
-        known_only(body, (*CHAT_FIELDS, *SAMPLING, *WITHOUT_EFFECT))
+        known_only(body, KNOWN)
+        refuse(body, MESSAGES_REFUSED)
         plan = await planned(desk, chat_of(body), SamplingParams())
     ids = await desk.model.tokenize(TokenizeCall(_prompt(plan), asked.info(model)), asked.caller)
     return json_answer({"input_tokens": len(ids)})

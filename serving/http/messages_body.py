@@ -12,13 +12,11 @@ from serving.chat.messages import arguments_of, call_message
 from serving.chat.plan import Chat
 from serving.chat.reasoning import ReasoningOptions, checked_effort
 from serving.chat.tools import ChatTools, Choice, Tool, listed, named
+from serving.passed_over import DRAWING, MESSAGES_HINTS, MESSAGES_REFUSED, as_meant
 
-# They concern billing, caches or transport; the answer does not depend on them.
-WITHOUT_EFFECT = ("model", "stream", "metadata", "service_tier", "cache_control", "inference_geo", "speed")
-CHAT_FIELDS = ("messages", "system", "tools", "tool_choice", "thinking", "output_config")
-SAMPLING = {"max_tokens": "max_tokens", "stop_sequences": "stop"} | {
-    name: name for name in ("temperature", "top_p", "top_k")
-}
+CHAT_FIELDS = ("messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format")
+SAMPLING = {"max_tokens": "max_tokens", "stop_sequences": "stop"} | {name: name for name in DRAWING if name != "stop"}
+KNOWN = (*CHAT_FIELDS, *SAMPLING, *MESSAGES_HINTS, *MESSAGES_REFUSED)
 CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
@@ -39,14 +37,17 @@ def params_of(body: Mapping[str, Any]) -> SamplingParams:
     if stops is not None and not isinstance(stops, list):
         raise _wrong("stop_sequences", stops, "is no list; give one of texts")
     given = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
-    form = _output(body).get("format")
+    # The second is what the first was called before.
+    place, form = "output_config.format", _output(body).get("format")
+    if form is None:
+        place, form = "output_format", body.get("output_format")
     if form is not None:
         schema = form.get("schema") if isinstance(form, Mapping) and form.get("type") == "json_schema" else None
         if not isinstance(schema, Mapping):
-            raise _wrong("output_config.format", form, "is no json_schema with a schema; give one")
+            raise _wrong(place, form, "is no json_schema with a schema; give one")
         given["json_schema"] = schema
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**as_meant(given))
     except RequestError as error:
         names = {ours: theirs for theirs, ours in SAMPLING.items()}
         raise RequestError(str(error), names.get(error.field, error.field)) from error

@@ -33,9 +33,7 @@ from serving.http.endpoint import Asked, Endpoint, get, json_answer, post
 from serving.http.errors import openai_body
 from serving.http.response_store import ResponseStore, Stored
 from serving.http.responses_body import (
-    CHAT_FIELDS,
-    SAMPLING,
-    WITHOUT_EFFECT,
+    KNOWN,
     check_rest,
     input_of,
     instructions_of,
@@ -106,7 +104,7 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
     """The next response of a chat."""
     body, model = asked.body, text_field(asked.body, "model")
     with body_faults():
-        known_only(body, (*CHAT_FIELDS, *SAMPLING, *WITHOUT_EFFECT))
+        known_only(body, KNOWN)
         check_rest(body)
         streams, params, tools = switch(body, "stream", False), params_of(body), tools_of(body)
         before = text_field(body, "previous_response_id")

@@ -10,17 +10,14 @@ from serving.chat.dialects.api import Messages
 from serving.chat.messages import arguments_of, call_message, text_of
 from serving.chat.reasoning import ReasoningOptions, checked_effort
 from serving.chat.tools import ChatTools, Choice, Tool, listed, named, parallel_calls
+from serving.passed_over import DRAWING, RESPONSES_HINTS, RESPONSES_REFUSED, as_meant, refuse
 
-# They concern billing, routing or transport; the answer does not depend on them.
-WITHOUT_EFFECT = (
-    *("model", "stream", "stream_options", "user", "safety_identifier", "service_tier"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "include"),
-)
 CHAT_FIELDS = (
     *("input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "reasoning"),
-    *("text", "metadata", "store", "truncation", "background"),
+    *("text", "metadata", "store"),
 )
-SAMPLING = {"max_output_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p"}
+SAMPLING = {"max_output_tokens": "max_tokens"} | {name: name for name in DRAWING}
+KNOWN = (*CHAT_FIELDS, *SAMPLING, *RESPONSES_HINTS, *RESPONSES_REFUSED)
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 LOGPROBS = "message.output_text.logprobs"
 
@@ -29,7 +26,7 @@ def params_of(body: Mapping[str, Any]) -> SamplingParams:
     """How to draw the answer; without a limit it runs to the context's end."""
     given = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
     try:
-        return SamplingParams(**{"max_tokens": None, **given, **_form(body)})
+        return SamplingParams(**{"max_tokens": None, **as_meant(given), **_form(body)})
     except RequestError as error:
         names = {ours: theirs for theirs, ours in SAMPLING.items()} | {"json_schema": "text.format.schema"}
         raise RequestError(str(error), names.get(error.field, error.field)) from error
@@ -37,9 +34,7 @@ def params_of(body: Mapping[str, Any]) -> SamplingParams:
 
 def check_rest(body: Mapping[str, Any]) -> None:
     """Nothing. Raises for what is asked beside the chat and cannot be done."""
-    for name, only in (("background", (None, False)), ("truncation", (None, "disabled"))):
-        if body.get(name) not in only:
-            raise _wrong(name, body[name], "is not served here; leave it out")
+    refuse(body, RESPONSES_REFUSED)
     for name, kind, word in (("metadata", Mapping, "object"), ("include", list, "list"), ("store", bool, "switch")):
         if not isinstance(body.get(name), kind | None):
             raise _wrong(name, body[name], f"is no {word}; give one, or leave it out")

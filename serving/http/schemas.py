@@ -11,7 +11,8 @@ from metrale_jax.sampling.params import (
     MAX_SALT,
     MAX_TEMPERATURE,
 )
-from serving.openai_body import ALIASES, MAX_ANSWERS, STRUCTURES, WITHOUT_EFFECT
+from serving.openai_body import ALIASES, MAX_ANSWERS, STRUCTURES
+from serving.passed_over import OPENAI_HINTS, OPENAI_REFUSED, described
 
 Schema = Mapping[str, Any]
 ANYTHING: Schema = MappingProxyType({})
@@ -77,7 +78,7 @@ PARAMS: Mapping[str, Schema] = MappingProxyType(
         "temperature": number(0, MAX_TEMPERATURE),
         "top_n_sigma": number(0),
         "top_k": integer(-1),
-        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "top_p": number(0, 1),
         "min_p": number(0, 1),
         "typical_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
         "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
@@ -92,7 +93,7 @@ PARAMS: Mapping[str, Schema] = MappingProxyType(
         "allowed_token_ids": array(TOKEN, 1),
         "banned_token_ids": TOKENS,
         "bad_words": array(any_of({"type": "string", "pattern": "\\S"}, array(TOKEN, 1))),
-        "seed": integer(0, 2**64 - 1),
+        "seed": integer(-(2**63), 2**64 - 1),
         "max_tokens": integer(1),
         "min_tokens": integer(0),
         "stop": any_of({"type": "string", "minLength": 1}, array({"type": "string", "minLength": 1})),
@@ -129,7 +130,7 @@ FORMAT = any_of(
 # What both kinds of generation take beside their prompts.
 GENERATION: Mapping[str, Schema] = MappingProxyType(
     {
-        **{name: ANYTHING for name in sorted(WITHOUT_EFFECT)},
+        **described(OPENAI_HINTS, OPENAI_REFUSED),
         **PARAMS,
         **{alias: PARAMS[name] for alias, name in ALIASES.items()},
         "structured_outputs": object_of({name: nullable(PARAMS[own]) for name, own in STRUCTURES.items()}, closed=True),

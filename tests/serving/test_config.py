@@ -12,7 +12,8 @@ from metrale_jax.flags import add_flags, chosen
 from metrale_jax.llm_config import LLMConfig
 from serving.config import ServeConfig
 from serving.core.keys import KeyLimits
-from serving.settings_sources import printed, read_file, resolve
+from serving.derived_settings import catalog
+from serving.settings_sources import Resolved, printed, read_file, resolve
 
 
 def test_a_flag_beats_the_environment_that_beats_the_file_that_beats_the_default():
@@ -81,7 +82,7 @@ def test_variables_are_read_by_the_type_of_their_setting():
         ({}, {"key_file": "k", "anonymous_max_concurrent": 1}, "anonymous_*"),
         ({}, {"allow_model_changes": True}, "without a key_file"),
         ({}, {"allowed_models": "a"}, "without allow_model_changes"),
-        ({}, {"allow_model_changes": True, "key_file": "k", "allowed_models": "a,smollm2-135m"}, "own name"),
+        ({}, {"allow_model_changes": True, "key_file": "k", "allowed_models": "smollm2-135m=/b"}, "another name"),
         ({}, {"allow_model_changes": True, "key_file": "k", "allowed_models": "a=b,"}, "allowed_models='a=b,'"),
     ],
 )
@@ -135,6 +136,15 @@ def test_a_front_without_a_port_is_not_there_and_one_has_to_be():
     assert ServeConfig(grpc_port=None, http_port=0).http_port == 0
     with pytest.raises(ConfigError, match="nobody could call"):
         ServeConfig(grpc_port=None)
+
+
+def test_the_models_own_name_may_stand_among_those_allowed():
+    changing = {"allow_model_changes": True, "key_file": "k"}
+    for given in ("a=/b,smollm2-135m", "smollm2-135m=smollm2-135m"):
+        assert ServeConfig(**changing, allowed_models=given).allowed_models == given
+    config = ServeConfig("/models/a", served_name="a", **changing, allowed_models="b,a=/models/a")
+    resolved = Resolved(config, LLMConfig(), {})
+    assert catalog(resolved).names == ("a", "b") and catalog(resolved).first.source == "/models/a"
 
 
 def test_origins_stand_between_commas():

@@ -3,11 +3,14 @@
 
 from dataclasses import fields
 
+import jax.numpy as jnp
 import pytest
 
 from metrale_jax.core.errors import RequestError
 from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.sampling.transforms import filter_bound
 from serving.openai_body import _format_fields, chat_request, completion_request
+from serving.passed_over import LEAST_TOP_P
 
 HELLO = [{"role": "user", "content": "hello"}]
 KNOWN = {field.name for field in fields(SamplingParams)}
@@ -34,6 +37,29 @@ def test_null_is_not_set():
     assert chat(temperature=None, tools=None, stop=None, nonsense=None) == chat()
 
 
+def test_hints_and_what_asks_for_nothing_change_nothing():
+    hints = {"verbosity": "low", "prediction": {"type": "content", "content": "a"}, "prompt_cache_retention": "24h"}
+    nothing = {"modalities": ["text"], "web_search_options": {}, "tools": [], "tool_choice": "auto", "top_logprobs": 0}
+    assert chat(**hints, **nothing) == chat()
+    assert completion_request({"prompt": "a", "suffix": "", **hints}, {}) == ("a", SamplingParams())
+
+
+@pytest.mark.parametrize("ask", [chat, lambda **body: completion_request({"prompt": "a", **body}, {})])
+def test_any_seed_of_64_bits_is_one_and_each_is_another(ask):
+    seeds = [-(2**63), -2, -1, 0, 1, 2**63 - 1, 2**64 - 2]
+    found = [ask(seed=seed)[1].seed for seed in seeds]
+    assert found == [2**63, 2**64 - 2, 2**64 - 1, 0, 1, 2**63 - 1, 2**64 - 2]
+
+
+def test_a_top_p_of_nothing_leaves_the_likeliest():
+    found = [chat(top_p=zero)[1].top_p for zero in (0, 0.0, -0.0)]
+    assert set(found) == {LEAST_TOP_P}
+    logits = jnp.asarray([[1.0, 3.0, 2.9999, -4.0]])
+    column = jnp.asarray([1.0])
+    bound = filter_bound(logits, 0 * column, jnp.asarray([0]), column * LEAST_TOP_P, 0 * column)
+    assert list((logits >= bound.reshape(1, 1))[0]) == [False, True, False, False]
+
+
 def test_logprobs_of_a_chat_are_a_switch_and_a_count():
     assert chat(logprobs=True)[1].logprobs == 0
     assert chat(logprobs=True, top_logprobs=4)[1].logprobs == 4
@@ -57,7 +83,13 @@ def test_a_completion_takes_text_or_ids(prompt, expected):
     "body, words",
     [
         ({"nonsense": 1}, "nonsense is no known field"),
-        ({"tools": [{}]}, "tools is not served"),
+        ({"tools": [{}]}, "tools=[{}] is not served here; leave it out and describe"),
+        ({"modalities": ["text", "audio"]}, "modalities=['text', 'audio'] is not served here; leave it out and take"),
+        ({"web_search_options": {"search_context_size": "low"}}, "web_search_options="),
+        ({"moderation": {"model": "m"}}, "moderation="),
+        ({"seed": -(2**63) - 1}, "seed=-9223372036854775809"),
+        ({"top_p": False}, "top_p=False"),
+        ({"top_p": -0.1}, "top_p=-0.1"),
         ({"top_logprobs": 2}, "top_logprobs=2 needs logprobs"),
         ({"logprobs": 2}, "logprobs=2 is neither true nor false"),
         ({"temperature": "hot"}, "temperature='hot'"),

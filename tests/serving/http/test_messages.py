@@ -9,6 +9,7 @@ import pytest
 
 from serving.core.calls import Caller
 from serving.core.errors import Kind, ServiceError
+from serving.passed_over import LEAST_TOP_P
 from tests.serving.chat.models import CITY, OPENED, SUM, TEMPLATES, chat_model
 from tests.serving.chat.test_parser import ARGUMENTS, ONE, TWO
 from tests.serving.http.fronts import World, fronted, run
@@ -219,6 +220,21 @@ def test_a_schema_for_the_answer_is_held_to():
     run(act())
 
 
+def test_what_changes_no_answer_is_taken_and_an_answer_can_be_repeated():
+    async def act():
+        asked = service("{}")
+        hints = {"context_management": {"edits": []}, "mcp_servers": [], "diagnostics": {}, "fallbacks": "default"}
+        form = {"type": "json_schema", "schema": {"type": "object"}}
+        body = {**ASKED, **hints, "output_format": form, "seed": -2, "top_p": 0}
+        async with fronted(asked) as world:
+            assert (await world.client.post(URL, json=body)).status_code == 200
+        [(_, call, _)] = asked.asked
+        assert (call.params.seed, call.params.top_p) == (2**64 - 2, LEAST_TOP_P)
+        assert json.loads(call.params.json_schema) == form["schema"]
+
+    run(act())
+
+
 def test_tokens_are_counted():
     async def act():
         async with fronted(service("x")) as world, client(world) as asking:
@@ -259,7 +275,9 @@ def test_tokens_are_counted():
         ({"stop_sequences": "END"}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),
         ({"stream": "yes"}, "stream"),
-        ({"container": "c"}, "container"),
+        ({"container": "c"}, "container='c' is not served here"),
+        ({"mcp_servers": [{"type": "url", "url": "https://a.example"}]}, "give their tools in tools"),
+        ({"output_format": {"type": "xml"}}, "output_format"),
     ],
 )
 def test_faults_are_told_in_anthropics_form(more, words):

@@ -278,7 +278,10 @@ def test_what_is_cut_off_is_incomplete(stream):
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "background": True}, "background"),
-        ({"input": "x", "truncation": "auto"}, "truncation"),
+        ({"input": "x", "truncation": "some"}, "truncation"),
+        ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
+        ({"input": "x", "top_logprobs": 3}, "top_logprobs"),
+        ({"input": "x", "seed": "x"}, "seed"),
         ({"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
         ({"input": "x", "store": "yes"}, "store"),
         ({"input": "x", "stream": 1}, "stream"),
@@ -291,6 +294,21 @@ def test_faults_name_their_field(body, param):
         async with fronted(service("x")) as world:
             error = error_of(await world.client.post(URL, json=body), 400)
             assert error["param"] == param
+
+    run(act())
+
+
+def test_what_changes_no_answer_is_taken_and_an_answer_can_be_repeated():
+    async def act():
+        asked = service("x")
+        hints = {"max_tool_calls": 3, "truncation": "auto", "context_management": [{"type": "compaction"}]}
+        hints |= {"top_logprobs": 0, "client_metadata": {"a": "b"}, "background": False, "text": {"verbosity": "low"}}
+        async with fronted(asked) as world:
+            told = await world.client.post(URL, json={"input": "x", "seed": -1, "top_k": 5, "stop": "END", **hints})
+            assert told.status_code == 200, told.text
+        [(_, call, _)] = asked.asked
+        params = call.params
+        assert (params.seed, params.top_k, params.stop) == (2**64 - 1, 5, ("END",))
 
     run(act())
 
