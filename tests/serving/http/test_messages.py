@@ -238,6 +238,8 @@ def test_tokens_are_counted():
         ({"messages": []}, "messages"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "It"}]}, "end with the user"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": ["x"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].type='image'"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "content[0].type='tool_use'"),
