@@ -241,7 +241,7 @@ def test_the_store_keeps_what_there_is_room_for_of_each_and_of_all():
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_cut_off_is_incomplete(stream):
     async def act():
-        for text, kind in (("Sun", "message"), (ONE["hermes"][:60], "function_call")):
+        for text, kinds in (("Sun", ["message"]), (ONE["hermes"][:60], ["function_call"]), ('<tool_call>{"na', [])):
             async with fronted(service(text, finish_reason="length")) as world, client(world) as asking:
                 made = await asking.responses.create(model="", input="x", tools=TOOLS, stream=stream)
                 if stream:
@@ -249,7 +249,7 @@ def test_what_is_cut_off_is_incomplete(stream):
                     assert events[-1].type == "response.incomplete"
                     made = events[-1].response
             assert made.status == "incomplete" and made.incomplete_details.reason == "max_output_tokens"
-            assert [(item.type, item.status) for item in made.output] == [(kind, "incomplete")]
+            assert [(item.type, item.status) for item in made.output] == [(kind, "incomplete") for kind in kinds]
 
     run(act())
 
