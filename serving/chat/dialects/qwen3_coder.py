@@ -145,7 +145,7 @@ def _is_text(schema: Any) -> bool:
 
 def _parameters(prefix: str, tool: Tool, rules: list[str]) -> str:
     """Lark for the parameters of a tool in their order; rules that it needs are added to `rules`."""
-    schema = tool.schema
+    schema = tool.held
     required = schema.get("required", ())
     found = []
     for index, (key, one) in enumerate(schema.get("properties", {}).items()):
