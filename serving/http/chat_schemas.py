@@ -18,7 +18,8 @@ from serving.passed_over import (
 OBJECT = {"type": "object"}
 NAME = {"type": "string", "pattern": f"^{TOOL_NAME.pattern}$"}
 PART = object_of({"type": text("text", "input_text", "output_text"), "text": text()}, "type", "text")
-CONTENT = any_of(text(), array(PART))
+REFUSAL = object_of({"type": text("refusal"), "refusal": text()}, "type", "refusal")
+CONTENT = any_of(text(), array(any_of(PART, REFUSAL)))
 SCHEMA = object_of({"type": text("object"), "properties": OBJECT})
 FUNCTION = object_of(
     {"name": NAME, "description": nullable(text()), "parameters": nullable(SCHEMA), "strict": nullable(BOOLEAN)}, "name"

@@ -26,7 +26,7 @@ from serving.chat.writer import merged
 from serving.core.calls import GenerateCall, Prompt, TokenizeCall
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
-from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch
+from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch, was_cut
 from serving.http.bodies import text_field
 from serving.http.chat_plan import faults_of, planned
 from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT
@@ -38,6 +38,8 @@ from serving.http.sse import EventStream, named
 from serving.passed_over import MESSAGES_REFUSED, refuse
 
 VERSION_HEADER = "anthropic-version"
+# A member's key and colon, and the comma behind its value.
+_KEY, _COMMA = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*'), re.compile(r"\s*,")
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -114,7 +116,7 @@ async def answer(desk: Desk, asked: Asked) -> Response | ASGIApp:
     with faults_of(plan):
         [[result]] = await results_of(desk, [work.call], asked.caller)
     parser = plan.parser()
-    content = blocks_of(parser.feed(result.text) + parser.end())
+    content = blocks_of(parser.feed(result.text) + parser.end(was_cut(result)))
     called = any(block["type"] == "tool_use" for block in content)
     return json_answer(work.message(content, work.ending(result, called), _usage(result)))
 
@@ -131,7 +133,7 @@ async def count(desk: Desk, asked: Asked) -> Response:
 
 
 def blocks_of(parts: list[Part]) -> list[dict[str, Any]]:
-    """The content blocks of a whole answer. Arguments that broke off are text: an input is an object."""
+    """The content blocks of a whole answer. Of arguments that broke off, an input has the members that are whole."""
     blocks: list[dict[str, Any]] = []
     arguments = ""
     for part in merged(parts):
@@ -151,7 +153,23 @@ def _with_input(block: dict[str, Any], arguments: str) -> dict[str, Any]:
     try:
         return block | {"input": json.loads(arguments)}
     except (ValueError, RecursionError):
-        return {"type": "text", "text": f"{block['name']}{arguments}"}
+        return block | {"input": _whole_members(arguments)}
+
+
+def _whole_members(arguments: str) -> dict[str, Any]:
+    """The members of an object that is cut off, up to the last that a comma ends."""
+    decoder, members, place = json.JSONDecoder(), {}, 1
+    while found := _KEY.match(arguments, place):
+        try:
+            value, end = decoder.raw_decode(arguments, found.end())
+        except (ValueError, RecursionError):
+            break
+        ended = _COMMA.match(arguments, end)
+        if ended is None:
+            break
+        members[json.loads(found[1])] = value
+        place = ended.end()
+    return members
 
 
 # The name of a delta and of its text, by what it is of.
@@ -216,7 +234,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
                     for told in blocks.of(parser.feed(event.text)):
                         yield told
                 else:
-                    for told in (*blocks.of(parser.end()), *blocks.closed()):
+                    for told in (*blocks.of(parser.end(was_cut(event.result))), *blocks.closed()):
                         yield told
                     ending = work.ending(event.result, blocks.called)
                     yield _event("message_delta", delta=ending, usage=_usage(event.result))

@@ -24,7 +24,7 @@ from serving.chat.tools import ChatTools
 from serving.core.calls import GenerateCall, Prompt
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
-from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch
+from serving.http.answers import body_faults, known_only, results_of, switch, was_cut
 from serving.http.bodies import text_field
 from serving.http.chat_plan import faults_of, planned
 from serving.http.chat_schemas import FORGET_ABOUT, RESPONSES_ABOUT, SHOW_ABOUT
@@ -91,7 +91,7 @@ class _Work:
         """The response object of the whole answer, which is kept if it is to be."""
         more = {"usage": _usage(result)}
         status = "completed"
-        if finish_reason(result) == "length":
+        if was_cut(result):
             status, more["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
         whole = self.response(status, output, **more)
         if whole["store"]:
@@ -121,7 +121,7 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
     parser, output = plan.parser(), Output()
     status = _item_status(result)
     list(output.of(parser.feed(result.text)))
-    list(output.of(parser.end(), status))
+    list(output.of(parser.end(was_cut(result)), status))
     list(output.closed(status))
     return json_answer(work.ended(output, result))
 
@@ -153,7 +153,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
                             yield told
                         continue
                     status = _item_status(event.result)
-                    for told in (*output.of(parser.end(), status), *output.closed(status)):
+                    for told in (*output.of(parser.end(was_cut(event.result)), status), *output.closed(status)):
                         yield told
                     whole = work.ended(output, event.result)
                     yield output.event(f"response.{whole['status']}", response=whole)
@@ -168,7 +168,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
 
 def _item_status(result: GenerationResult) -> str:
     """How the last item ends that nothing else has ended."""
-    return "incomplete" if finish_reason(result) == "length" else "completed"
+    return "incomplete" if was_cut(result) else "completed"
 
 
 def _said(body: Mapping[str, Any], tools: ChatTools) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from metrale_jax.core.errors import MetraleError
 from serving.chat.dialects.api import Messages
 from serving.chat.messages import arguments_of, call_message
 from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
@@ -77,15 +76,11 @@ class Output:
 
 
 def messages_of(items: list[dict[str, Any]]) -> Messages:
-    """What the model said, as a message of the chat. A call that broke off has no arguments."""
+    """What the model said, as a message of the chat."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for item in items:
         if item["type"] == "function_call":
-            try:
-                arguments = arguments_of(item["arguments"], "arguments")
-            except MetraleError:
-                arguments = {}
-            call = call_message(item["call_id"], item["name"], arguments)
+            call = call_message(item["call_id"], item["name"], arguments_of(item["arguments"], "arguments"))
             message["tool_calls"] = [*message.get("tool_calls", ()), call]
         else:
             name = "content" if item["type"] == "message" else "reasoning_content"

@@ -196,13 +196,13 @@ def test_the_end_is_told_with_its_reason(text, fields, reason, sequence, stream)
     run(act())
 
 
-def test_arguments_that_broke_off_are_text():
+def test_of_arguments_that_broke_off_the_members_come_that_are_whole():
     async def act():
-        async with fronted(service(ONE["hermes"][:60], finish_reason="length")) as world, client(world) as asking:
+        async with fronted(service(ONE["hermes"][:72], finish_reason="length")) as world, client(world) as asking:
             whole = await asking.messages.create(**ASKED, tools=TOOLS)
         assert whole.stop_reason == "max_tokens"
         [block] = whole.content
-        assert block.type == "text" and block.text.startswith('weather{"city')
+        assert (block.type, block.name, block.input) == ("tool_use", "weather", {"city": "Ulm"})
 
     run(act())
 
@@ -254,6 +254,8 @@ def test_tokens_are_counted():
         ({"messages": []}, "messages"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "It"}]}, "end with the user"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": ["x"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].type='image'"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "content[0].type='tool_use'"),

@@ -241,7 +241,7 @@ def test_the_store_keeps_what_there_is_room_for_of_each_and_of_all():
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_cut_off_is_incomplete(stream):
     async def act():
-        for text, kind in (("Sun", "message"), (ONE["hermes"][:60], "function_call")):
+        for text, kinds in (("Sun", ["message"]), (ONE["hermes"][:60], ["function_call"]), ('<tool_call>{"na', [])):
             async with fronted(service(text, finish_reason="length")) as world, client(world) as asking:
                 made = await asking.responses.create(model="", input="x", tools=TOOLS, stream=stream)
                 if stream:
@@ -249,7 +249,7 @@ def test_what_is_cut_off_is_incomplete(stream):
                     assert events[-1].type == "response.incomplete"
                     made = events[-1].response
             assert made.status == "incomplete" and made.incomplete_details.reason == "max_output_tokens"
-            assert [(item.type, item.status) for item in made.output] == [(kind, "incomplete")]
+            assert [(item.type, item.status) for item in made.output] == [(kind, "incomplete") for kind in kinds]
 
     run(act())
 
@@ -263,7 +263,8 @@ def test_what_is_cut_off_is_incomplete(stream):
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "x", "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "x", "arguments": [1]}]}, "input[0].arguments"),
+        ({"input": ["x"]}, "input[0]"),
         ({"input": [{"type": "reasoning", "content": 5}]}, "content"),
         ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0].text"),
         ({"input": "x", "instructions": 5}, "instructions"),
