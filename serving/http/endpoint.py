@@ -53,7 +53,8 @@ Reader = Callable[[Desk, Caller, Headers, IncomingBody], Awaitable[Mapping[str, 
 @dataclass(frozen=True)
 class Endpoint:
     """What `handle` answers, errors in the `form` of the API. `is_open` asks for no key, `has_body` reads JSON, or
-    whatever `read` reads. `about` describes it to readers."""
+    whatever `read` reads. `about` describes it to readers. One that `is_probe` is answered while the server drains, and
+    however many calls there are."""
 
     desk: Desk
     name: str
@@ -61,6 +62,7 @@ class Endpoint:
     form: ErrorForm = OPENAI
     has_body: bool = True
     is_open: bool = False
+    is_probe: bool = False
     about: Operation = UNDESCRIBED
     read: Reader | None = None
 
@@ -70,7 +72,7 @@ class Endpoint:
         out, body = Outgoing(send, desk.settings.write_s), IncomingBody(headers, receive)
         try:
             with foreseen(self.name):
-                async with Call(desk.calls, desk.settings.max_calls) as call:
+                async with Call(desk.calls, desk.settings.max_calls, self.is_probe) as call:
                     asked = await self._asked(scope, headers, body, out)
                     call.watch(receive)
                     answer = await self.handle(desk.pinned(), asked)
