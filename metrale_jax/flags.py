@@ -3,9 +3,12 @@
 
 import argparse
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+# How a number that may be None is said not to be there.
+NONES = ("none", "off")
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, **defaults: Any) -> None:
@@ -41,6 +44,8 @@ def add_flags(parser: argparse.ArgumentParser, config: type, **defaults: Any) ->
         else:
             of = next((kind for kind in (int, float) if kind in kinds), str)
             name = of.__name__.upper().replace("STR", "TEXT")
+            if of is not str and types.NoneType in kinds:
+                of, name = _or_none(of), f"{name}|none"
             group.add_argument(flag, type=of, metavar=name, default=argparse.SUPPRESS, help=about)
 
 
@@ -48,6 +53,19 @@ def chosen(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
     """The fields of `config` that the user set."""
     given = vars(arguments)
     return {field.name: given[field.name] for field in fields(config) if field.name in given}
+
+
+def is_none(text: str) -> bool:
+    """Whether the text says of what may be None that it is not there."""
+    return text.lower() in NONES
+
+
+def _or_none(of: type) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        return None if is_none(text) else of(text)
+
+    read.__name__ = of.__name__  # as argparse says what a value is not
+    return read
 
 
 def _pairs(text: str) -> list[tuple[int, float]]:

@@ -27,9 +27,9 @@ class ServeConfig:
     """Everything that the server can be told; None is not there, and 0 is off or no limit where nothing else is said.
 
     `model` is as for `LLM`, `served_name` what clients call it (its own name). Both fronts listen at `host`: gRPC at
-    `grpc_port`, HTTP at `http_port`. A front without a port is not there, and 0 takes any free one. Both speak TLS
-    where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of `tls_client_ca`, where it
-    is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all); `page`
+    `grpc_port`, HTTP at `http_port`. A front without a port ("none") is not there, and 0 takes any free one. Both speak
+    TLS where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of `tls_client_ca`, where
+    it is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all); `page`
     puts a page to chat on at HTTP's `/`. `tool_dialect` names how the model writes calls of tools, where its chat
     template does not tell.
     `/metrics`, `/health` and `/ready` are at `side_host` and `side_port` too.

@@ -106,6 +106,20 @@ def completions_request(body: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     return Completions(prompts, params, kept, logprobs, only_prompt)
 
 
+def names_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """What a body calls those fields of `SamplingParams` that it gives under another name, and under one only."""
+    found = [(ours, name) for name, ours in ALIASES.items() if body.get(name) is not None]
+    structures, form = body.get("structured_outputs"), body.get("response_format")
+    if isinstance(structures, dict):
+        found += [(STRUCTURES[name], f"structured_outputs.{name}") for name in structures if name in STRUCTURES]
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        found.append(("json_schema", "response_format.json_schema.schema"))
+    given = [ours for ours, _ in found] + [name for name, value in body.items() if value is not None]
+    names = {ours: theirs for ours, theirs in found if given.count(ours) == 1}
+    # The newer name holds where both are given.
+    return names | ({} if body.get("max_completion_tokens") is None else {"max_tokens": "max_completion_tokens"})
+
+
 def checked_answers(name: str, value: Any) -> int:
     """The number of answers. Raises `RequestError` for what is none, or too many to hold."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ANSWERS:

@@ -66,6 +66,7 @@ class Replica:
                 version=version("metrale-jax"),
                 metrics=lambda: (exposition(self._registry), CONTENT_TYPE),
                 stats=lambda: self._service.llm and self._service.llm.stats(),
+                waiting=lambda: self._service.num_waiting,
             )
         )
         await self._started()

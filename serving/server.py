@@ -143,8 +143,8 @@ class _Server:
         """Raises `ConfigError` for a directory of files that cannot be used."""
         config = self._config
         metrics, stats = self._metrics, lambda: None if service.llm is None else service.llm.stats()
-        own_version, loading = version("metrale-jax"), partial(_stage, service)
-        desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats, loading)
+        own_version, loading, waiting = version("metrale-jax"), partial(_stage, service), lambda: service.num_waiting
+        desk = Desk(service, self._lifecycle, http_settings(config), own_version, metrics, stats, waiting, loading)
         settings = store_settings(config)
         if settings is None:
             return desk

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, get_type_hints
 
 from metrale_jax.core.errors import ConfigError, shown
-from metrale_jax.flags import kinds_of
+from metrale_jax.flags import is_none, kinds_of
 from metrale_jax.llm_config import LLMConfig
 from serving.config import ServeConfig
 
@@ -42,14 +42,15 @@ def resolve(
     defaults: Mapping[str, Any] = NOTHING,
 ) -> Resolved:
     """The settings: `flags` by name, a whole `environment`, the entries of a `file`, and `defaults` in the place of the
-    configs' own. A variable that is empty counts as not set. Raises `ConfigError` for a name that is none, or a value
+    configs' own. A variable that is empty counts as not set; "none" or "off" says of a number that may be None that
+    there is none. Raises `ConfigError` for a name that is none, or a value
     that cannot be read."""
     for name in file:
         if name not in HINTS:
             raise ConfigError(f"config file: {shown(name, 60)} is no setting; {_nearest(name, HINTS)}.")
     sources = (
         ("default", DEFAULTS | dict(defaults)),
-        ("file", file),
+        ("file", {name: None if _is_unset(value, HINTS[name]) else value for name, value in file.items()}),
         ("environment", _from_environment(environment)),
         ("flag", flags),
     )
@@ -73,15 +74,15 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def printed(resolved: Resolved) -> str:
-    """All settings as the TOML of a config file, with where each came from; those that are not set as comments."""
+    """All settings as the TOML of a config file, with where each came from; those that are not set as comments, unless
+    they are by default."""
     lines = []
     for config in (resolved.serve, resolved.llm):
         lines.append(f"# {type(config).__name__}")
         for field in fields(config):
             value, origin = getattr(config, field.name), resolved.origins[field.name]
-            lines.append(
-                f"# {field.name} is not set" if value is None else f"{field.name} = {_toml(value)}  # {origin}"
-            )
+            is_unset = value is None and field.default is None
+            lines.append(f"# {field.name} is not set" if is_unset else f"{field.name} = {_toml(value)}  # {origin}")
     return "\n".join(lines) + "\n"
 
 
@@ -106,6 +107,8 @@ def _read(variable: str, text: str, hint: Any) -> Any:
         if text.lower() not in TRUTHS:
             raise ConfigError(f"{variable}={shown(text)} is not true or false; give one.")
         return TRUTHS[text.lower()]
+    if _is_unset(text, hint):
+        return None
     for kind, what in ((int, "an integer"), (float, "a number")):
         if kind in kinds:
             try:
@@ -115,6 +118,12 @@ def _read(variable: str, text: str, hint: Any) -> Any:
     return text
 
 
+def _is_unset(value: Any, hint: Any) -> bool:
+    """Whether a text says of a number that may be None that there is none."""
+    kinds = kinds_of(hint)
+    return isinstance(value, str) and NoneType in kinds and not kinds & {str, Path, bool} and is_none(value)
+
+
 def _nearest(name: str, known: Any) -> str:
     close = get_close_matches(name.lower().replace("-", "_"), [one.lower() for one in known], 1)
     by_lower = {one.lower(): one for one in known}
@@ -122,6 +131,8 @@ def _nearest(name: str, known: Any) -> str:
 
 
 def _toml(value: Any) -> str:
+    if value is None:
+        return '"none"'
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)

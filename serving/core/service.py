@@ -110,6 +110,12 @@ class Service(AbstractService):
         return stages[-1] if stages else None
 
     @property
+    def num_waiting(self) -> int:
+        """Calls that wait for their turn in the engine that serves."""
+        current = self._hosting.current
+        return 0 if current is None else current.desk.turns.num_waiting
+
+    @property
     def num_calls(self) -> int:
         """Calls under way."""
         return self._hosting.num_calls

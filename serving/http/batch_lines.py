@@ -17,7 +17,7 @@ from serving.core.incidents import foreseen
 from serving.http import chat, completions, embeddings
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, Endpoint
-from serving.http.errors import status_of
+from serving.http.errors import renamed, status_of
 
 APIS = (chat, completions, embeddings)
 # What batches' calls are named in logs and metrics.
@@ -101,7 +101,7 @@ async def live_answer(
         if is_passing(error):
             raise
         desk.service.refused(METHOD, caller.peer, error)
-        return status_of(error), endpoint.form.body(error, request_id)
+        return status_of(error), endpoint.form.body(renamed(error, endpoint.names(body)), request_id)
 
 
 def is_passing(error: ServiceError) -> bool:

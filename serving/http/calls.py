@@ -49,26 +49,29 @@ class CallsInFlight:
 
 
 class Call:
-    """A context around one call. What `end` is told comes out of it, once what is inside was cancelled.
+    """A context around one call. What `end` is told comes out of it, once what is inside was cancelled. One that only
+    `asks` where the server stands is let in at any time.
 
     From `watch` on the client's going ends it (CANCELLED).
     """
 
-    def __init__(self, calls: CallsInFlight, max_calls: int):
-        self._calls, self._max_calls = calls, max_calls
+    def __init__(self, calls: CallsInFlight, max_calls: int, asks: bool = False):
+        self._calls, self._max_calls, self._asks = calls, max_calls, asks
         self._task: asyncio.Task | None = None
         self._watcher: asyncio.Task | None = None
         self._error: ServiceError | None = None
 
     async def __aenter__(self) -> "Call":
-        self._calls.enter(self, self._max_calls)
+        if not self._asks:
+            self._calls.enter(self, self._max_calls)
         self._task = asyncio.current_task()
         return self
 
     async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        self._calls.leave(self)
+        if not self._asks:
+            self._calls.leave(self)
         if self._error is not None:
             self._task.uncancel()
             if kind is asyncio.CancelledError:

@@ -48,6 +48,7 @@ from serving.http.schemas import (
 )
 from serving.http.sse import DONE, EventStream, data
 from serving.openai_answer import Label, chat_logprobs
+from serving.openai_body import names_of
 
 # The service's name for what is wrong, and the body's.
 FORM = with_fields({"prompt": "messages"})
@@ -84,7 +85,7 @@ ABOUT = Operation(
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [post(desk, "/v1/chat/completions", complete, form=FORM, about=ABOUT)]
+    return [post(desk, "/v1/chat/completions", complete, form=FORM, about=ABOUT, names=names_of)]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from serving.http.schemas import (
 )
 from serving.http.sse import DONE, EventStream, data
 from serving.openai_answer import Label, LogprobColumns, text_logprobs, usage_of
-from serving.openai_body import MAX_ANSWERS, MAX_PROMPTS, Completions, completions_request
+from serving.openai_body import MAX_ANSWERS, MAX_PROMPTS, Completions, completions_request, names_of
 
 OWN_FIELDS = ("add_special_tokens", "return_token_ids")
 BODY = {
@@ -80,7 +80,7 @@ ABOUT = Operation(
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [post(desk, "/v1/completions", complete, about=ABOUT)]
+    return [post(desk, "/v1/completions", complete, about=ABOUT, names=names_of)]
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Desk:
     """`version` is what the server says of itself. `metrics()` gives the exposition and its content type, `stats()` the
-    engine's figures, None before there is a model. `loading()` is how far a model on its way has come, as `/v1/stats`
-    tells it, None where none is. `calls` are those under way, `room` is what their bodies share. `batches` are those of
-    callers and their files, None where none are kept."""
+    engine's figures, None before there is a model, `waiting()` how many calls wait outside of it. `loading()` is how
+    far a model on its way has come, as `/v1/stats` tells it, None where none is. `calls` are those under way, `room` is
+    what their bodies share. `batches` are those of callers and their files, None where none are kept."""
 
     service: AbstractService
     lifecycle: Lifecycle
@@ -29,6 +29,7 @@ class Desk:
     version: str = ""
     metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain; charset=utf-8")
     stats: "Callable[[], EngineStats | None]" = lambda: None
+    waiting: Callable[[], int] = lambda: 0
     loading: Callable[[], Mapping[str, Any] | None] = lambda: None
     calls: CallsInFlight = field(default_factory=CallsInFlight)
     room: Room = field(default_factory=Room)

@@ -18,7 +18,7 @@ from serving.http.bodies import IncomingBody, decoded
 from serving.http.callers import caller_of, peer_of, request_id_of, timeout_of
 from serving.http.calls import Call
 from serving.http.desk import Desk
-from serving.http.errors import OPENAI, ErrorForm, spelt
+from serving.http.errors import OPENAI, ErrorForm, renamed, spelt
 from serving.http.operations import Operation
 from serving.http.room import Place
 from serving.http.sending import JSON, Outgoing
@@ -45,6 +45,8 @@ class Asked:
 
 
 UNDESCRIBED = Operation()
+# What a body calls fields of `SamplingParams` that have other names there.
+Names = Callable[[Mapping[str, Any]], Mapping[str, str]]
 Handler = Callable[[Desk, Asked], Awaitable[Response | ASGIApp]]
 # What reads a body that is not JSON.
 Reader = Callable[[Desk, Caller, Headers, IncomingBody], Awaitable[Mapping[str, Any]]]
@@ -53,7 +55,8 @@ Reader = Callable[[Desk, Caller, Headers, IncomingBody], Awaitable[Mapping[str, 
 @dataclass(frozen=True)
 class Endpoint:
     """What `handle` answers, errors in the `form` of the API. `is_open` asks for no key, `has_body` reads JSON, or
-    whatever `read` reads. `about` describes it to readers."""
+    whatever `read` reads. `about` describes it to readers. One that `is_probe` is answered while the server drains, and
+    however many calls there are. `names` are a body's own for what errors call otherwise."""
 
     desk: Desk
     name: str
@@ -61,21 +64,25 @@ class Endpoint:
     form: ErrorForm = OPENAI
     has_body: bool = True
     is_open: bool = False
+    is_probe: bool = False
     about: Operation = UNDESCRIBED
     read: Reader | None = None
+    names: Names = lambda body: {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         desk, headers = self.desk, Headers(scope=scope)
         out, body = Outgoing(send, desk.settings.write_s), IncomingBody(headers, receive)
+        asked = None
         try:
             with foreseen(self.name):
-                async with Call(desk.calls, desk.settings.max_calls) as call:
+                async with Call(desk.calls, desk.settings.max_calls, self.is_probe) as call:
                     asked = await self._asked(scope, headers, body, out)
                     call.watch(receive)
                     answer = await self.handle(desk.pinned(), asked)
                     await answer(scope, receive, out)
-        except ServiceError as error:
+        except ServiceError as raised:
+            error = raised if asked is None else renamed(raised, self.names(asked.body))
             if not error.recorded:
                 desk.service.refused(self.name, peer_of(scope), error)
             closing = {}

@@ -70,6 +70,20 @@ def headers_of(error: ServiceError) -> dict[str, str]:
     return headers
 
 
+def renamed(error: ServiceError, names: Mapping[str, str]) -> ServiceError:
+    """The error as one of a body that has `names` of its own for what the service calls otherwise."""
+    ours = error.field.removeprefix("params.")
+    theirs = names.get(ours, ours)
+    if theirs == ours or isinstance(error, HttpFault):
+        return error
+    message = str(error)
+    if message.startswith(f"{ours}="):
+        message = theirs + message.removeprefix(ours)
+    made = ServiceError(error.kind, message, field=theirs, retry_after_s=error.retry_after_s)
+    made.recorded = error.recorded
+    return made
+
+
 @dataclass(frozen=True)
 class ErrorForm:
     """How an API writes errors: `body(error, request_id)` is the object, `event(object)` what it is in a stream, and

@@ -33,7 +33,7 @@ from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import ANTHROPIC
-from serving.http.messages_body import KNOWN, chat_of, params_of
+from serving.http.messages_body import KNOWN, chat_of, names_of, params_of
 from serving.http.sse import EventStream, named
 from serving.passed_over import MESSAGES_REFUSED, refuse
 
@@ -46,7 +46,7 @@ _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        post(desk, "/v1/messages", answer, form=ANTHROPIC, about=MESSAGES_ABOUT),
+        post(desk, "/v1/messages", answer, form=ANTHROPIC, about=MESSAGES_ABOUT, names=names_of),
         post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC, about=COUNT_ABOUT),
     ]
 

@@ -46,11 +46,13 @@ def params_of(body: Mapping[str, Any]) -> SamplingParams:
         if not isinstance(schema, Mapping):
             raise _wrong(place, form, "is no json_schema with a schema; give one")
         given["json_schema"] = schema
-    try:
-        return SamplingParams(**as_meant(given))
-    except RequestError as error:
-        names = {ours: theirs for theirs, ours in SAMPLING.items()}
-        raise RequestError(str(error), names.get(error.field, error.field)) from error
+    return SamplingParams(**as_meant(given))
+
+
+def names_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """What a body calls fields of `SamplingParams`."""
+    form = "output_format" if body.get("output_config") is None else "output_config.format"
+    return {ours: theirs for theirs, ours in SAMPLING.items()} | {"json_schema": f"{form}.schema"}
 
 
 def _output(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,13 +15,17 @@ DEAD = (State.FAILED, State.STOPPED)
 STATES = text(*(state.value for state in State))
 STATE = Operation("Where the server stands.", answer=object_of({"state": STATES}, "state"), more=(503,))
 
+FIGURES = Operation("Figures for Prometheus.", media="text/plain", answer=text())
+# Series of keys, which are one for each caller.
+OF_KEYS = b"metrale_key_"
+
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        get(desk, "/health", health, is_open=True, about=STATE),
-        get(desk, "/ready", ready, is_open=True, about=STATE),
-        get(desk, "/metrics", metrics, about=Operation("Figures for Prometheus.", media="text/plain", answer=text())),
+        get(desk, "/health", health, is_open=True, is_probe=True, about=STATE),
+        get(desk, "/ready", ready, is_open=True, is_probe=True, about=STATE),
+        get(desk, "/metrics", metrics, is_probe=True, about=FIGURES),
     ]
 
 
@@ -38,8 +42,10 @@ async def ready(desk: Desk, asked: Asked) -> Response:
 
 
 async def metrics(desk: Desk, asked: Asked) -> Response:
-    """The figures for Prometheus."""
+    """The figures for Prometheus. Those of each key are for keys that call themselves admin, and on the side port."""
     body, content_type = desk.metrics()
+    if asked.caller.key_id and not asked.caller.admin:
+        body = b"".join(line for line in body.splitlines(True) if OF_KEYS not in line.partition(b"{")[0])
     return Response(body, media_type=content_type)
 
 

@@ -37,6 +37,7 @@ from serving.http.responses_body import (
     check_rest,
     input_of,
     instructions_of,
+    names_of,
     params_of,
     reasoning_of,
     tools_of,
@@ -52,7 +53,7 @@ def routes(desk: Desk) -> list[Route]:
     store = ResponseStore()
     forgetting = Endpoint(desk, ONE, partial(forget, store), has_body=False, about=FORGET_ABOUT)
     return [
-        post(desk, "/v1/responses", partial(create, store), about=RESPONSES_ABOUT),
+        post(desk, "/v1/responses", partial(create, store), about=RESPONSES_ABOUT, names=names_of),
         get(desk, ONE, partial(show, store), about=SHOW_ABOUT),
         Route(ONE, forgetting, methods=["DELETE"]),
     ]

@@ -25,11 +25,12 @@ LOGPROBS = "message.output_text.logprobs"
 def params_of(body: Mapping[str, Any]) -> SamplingParams:
     """How to draw the answer; without a limit it runs to the context's end."""
     given = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
-    try:
-        return SamplingParams(**{"max_tokens": None, **as_meant(given), **_form(body)})
-    except RequestError as error:
-        names = {ours: theirs for theirs, ours in SAMPLING.items()} | {"json_schema": "text.format.schema"}
-        raise RequestError(str(error), names.get(error.field, error.field)) from error
+    return SamplingParams(**{"max_tokens": None, **as_meant(given), **_form(body)})
+
+
+def names_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """What a body calls fields of `SamplingParams`."""
+    return {ours: theirs for theirs, ours in SAMPLING.items()} | {"json_schema": "text.format.schema"}
 
 
 def check_rest(body: Mapping[str, Any]) -> None:

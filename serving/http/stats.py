@@ -12,7 +12,9 @@
   "generated_tokens": 100, "prompt_tokens": 200,          since then
   "generated_tokens_per_s": 41.5,         over the last seconds
   "prompt_tokens_per_s": 10.0,            likewise, of prompts that began; null where nobody asked in these seconds
-  "requests": {"waiting": 0, "prefilling": 0, "running": 1, "max": 32},
+  "requests": {                           waiting in the engine or for their turn in it
+    "waiting": 0, "prefilling": 0, "running": 1, "max": 32
+  },
   "kv_blocks": {"used": 3, "cached": 10, "free": 50, "total": 63},
   "snapshots": {"used": 2, "total": 8},   null without recurrent layers
   "prefix_hit_rate": 0.25,                share of prompt tokens found cached since the start; null before a prompt
@@ -83,7 +85,7 @@ def routes(desk: Desk) -> list[Route]:
 
     async def stats(desk: Desk, asked: Asked) -> Response:
         cards = desk.service.models()
-        now = desk.stats()
+        now, num_outside = desk.stats(), desk.waiting()
         seen = {
             "object": "stats",
             "state": desk.lifecycle.state.value,
@@ -92,9 +94,11 @@ def routes(desk: Desk) -> list[Route]:
             "model": model_object(cards[0]) if cards else None,
         }
         max_requests = cards[0].max_sequences if cards else 0
-        return json_answer(seen | (NO_ENGINE if now is None else figures(now, looks.before(now), max_requests)))
+        return json_answer(
+            seen | (NO_ENGINE if now is None else figures(now, looks.before(now), max_requests, num_outside))
+        )
 
-    return [get(desk, "/v1/stats", stats, about=ABOUT)]
+    return [get(desk, "/v1/stats", stats, is_probe=True, about=ABOUT)]
 
 
 class Looks:
@@ -118,8 +122,11 @@ class Looks:
         return oldest if oldest.uptime_s < now.uptime_s else None
 
 
-def figures(now: "EngineStats", before: "EngineStats | None", max_requests: int) -> dict[str, Any]:
-    """What an engine says of itself; rates are of what came since `before`."""
+def figures(
+    now: "EngineStats", before: "EngineStats | None", max_requests: int, num_outside: int = 0
+) -> dict[str, Any]:
+    """What an engine says of itself; rates are of what came since `before`. `num_outside` calls wait for their turn in
+    it."""
     passed_s = now.uptime_s - before.uptime_s if before else 0.0
     prompt_tokens = now.prompt_tokens - before.prompt_tokens if before else 0
     cached_tokens = now.cached_tokens - before.cached_tokens if before else 0
@@ -130,7 +137,7 @@ def figures(now: "EngineStats", before: "EngineStats | None", max_requests: int)
         "generated_tokens_per_s": round(now.recent_tokens_per_s, 3),
         "prompt_tokens_per_s": round(prompt_tokens / passed_s, 3) if before else None,
         "requests": {
-            "waiting": now.num_waiting,
+            "waiting": now.num_waiting + num_outside,
             "prefilling": now.num_prefilling,
             "running": now.num_running,
             "max": max_requests,

@@ -138,6 +138,24 @@ def test_a_front_without_a_port_is_not_there_and_one_has_to_be():
         ServeConfig(grpc_port=None)
 
 
+@pytest.mark.parametrize("word", ["none", "off", "None"])
+def test_a_front_that_is_there_by_default_can_be_switched_off(word, tmp_path):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, ServeConfig)
+    add_flags(parser, LLMConfig)
+    flags = chosen(parser.parse_args(["--grpc-port", word]), ServeConfig)
+    for given in ((flags, {}, {}), ({}, {"METRALE_GRPC_PORT": word}, {}), ({}, {}, {"grpc_port": word})):
+        resolved = resolve(given[0], given[1], {"http_port": 0} | given[2])
+        assert (resolved.serve.grpc_port, resolved.serve.http_port) == (None, 0)
+        (tmp_path / "again.toml").write_text(printed(resolved), encoding="utf-8")
+        assert resolve({}, {}, read_file(tmp_path / "again.toml")).serve == resolved.serve
+    assert (
+        resolve({}, {"METRALE_HTTP_PORT": word, "METRALE_BLOCK_SIZE": word}, {"http_port": 1}).serve.http_port is None
+    )
+    with pytest.raises(ConfigError, match="side_port='none'"):
+        resolve({}, {}, {"side_port": "none"})
+
+
 def test_the_models_own_name_may_stand_among_those_allowed():
     changing = {"allow_model_changes": True, "key_file": "k"}
     for given in ("a=/b,smollm2-135m", "smollm2-135m=smollm2-135m"):

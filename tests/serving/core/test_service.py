@@ -161,6 +161,21 @@ async def test_a_task_that_is_cancelled_gives_back_everything_even_while_it_prep
 
 
 @scenario
+async def test_calls_that_wait_for_their_turn_are_counted():
+    async with serving(FakeLLM()) as world:
+        assert world.service.num_waiting == 0
+        inside = 2 * world.llm.config.max_sequences
+        tasks = [
+            asyncio.ensure_future(all_of(world.service.generate(call(10_000), ANYBODY))) for _ in range(inside + 3)
+        ]
+        await until(lambda: world.service.num_waiting == 3)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert world.service.num_waiting == 0 and world.held() == (0, 0, 0)
+
+
+@scenario
 async def test_a_deadline_ends_the_call_and_reaches_the_engine():
     stop = threading.Event()
     async with serving(FakeLLM(lambda: stop.wait(0.01) and None)) as world:

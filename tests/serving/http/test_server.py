@@ -18,7 +18,7 @@ from serving.http.desk import Desk
 from serving.http.server import make_http_server
 from serving.http.settings import HttpSettings
 from tests.serving.certificates import made_certificates
-from tests.serving.http.fronts import error_of, fronted, run
+from tests.serving.http.fronts import error_of, fronted, run, serving
 from tests.serving.scripted import CARD, ScriptedService
 
 ALICE = {"alice-token": Caller(key_id="alice")}
@@ -49,6 +49,40 @@ def test_metrics_are_for_callers():
             error_of(await world.client.get("/metrics"), 401)
             answer = await world.client.get("/metrics", headers={"authorization": "Bearer alice-token"})
             assert answer.text == "a 1\n" and answer.headers["content-type"].startswith("text/plain; version=1")
+
+    run(act())
+
+
+def test_figures_of_keys_are_for_admins():
+    told = (
+        b'# TYPE metrale_key_calls counter\nmetrale_key_calls_total{key="bob"} 7\nmetrale_calls_total{method="m"} 9\n'
+    )
+    keys = ALICE | {"root-token": Caller(key_id="root", admin=True)}
+
+    async def act():
+        async with fronted(ScriptedService(keys=keys), desk={"metrics": lambda: (told, "text/plain")}) as world:
+            for token, seen in (("root-token", told), ("alice-token", b'metrale_calls_total{method="m"} 9\n')):
+                answer = await world.client.get("/metrics", headers={"authorization": f"Bearer {token}"})
+                assert answer.content == seen
+        async with fronted(ScriptedService(), desk={"metrics": lambda: (told, "text/plain")}) as world:
+            assert (await world.client.get("/metrics")).content == told
+
+    run(act())
+
+
+def test_probes_are_answered_while_calls_are_turned_away():
+    async def act():
+        lifecycle = serving()
+        async with fronted(ScriptedService(), lifecycle, max_calls=0) as world:
+            error_of(await world.client.get("/v1/models"), 503)
+            assert (await world.client.get("/ready")).json() == {"state": "serving"}
+            lifecycle.move(State.DRAINING)
+            world.desk.calls.draining = True
+            error_of(await world.client.get("/v1/models"), 503)
+            answers = [await world.client.get(path) for path in ("/health", "/ready", "/v1/stats")]
+            assert [answer.status_code for answer in answers] == [200, 503, 200]
+            assert {answer.json()["state"] for answer in answers} == {"draining"}
+            assert not len(world.desk.calls) and world.desk.calls.idle.is_set()
 
     run(act())
 

@@ -58,6 +58,11 @@ def test_the_figures_of_a_server_that_serves():
     assert said["snapshots"] is said["drafts"] is None
 
 
+def test_who_waits_for_a_turn_in_the_engine_waits_too():
+    client, _ = served(stats=lambda: NOW, waiting=lambda: 5)
+    assert client.get("/v1/stats").json()["requests"]["waiting"] == 7
+
+
 def test_a_server_that_loads_has_a_state_and_how_far_it_is():
     service = ScriptedService()
     service.cards = ()
