@@ -82,6 +82,8 @@ def test_a_stream_has_blocks_one_after_the_other():
         async with fronted(service(text, OPENED)) as world, client(world) as asking:
             stream = await asking.messages.create(**ASKED, tools=TOOLS, stream=True)
             events = [event async for event in stream]
+        start = events[0].message.usage
+        assert (start.input_tokens, start.cache_read_input_tokens, start.output_tokens) == (2, 1, 0)
         kinds = [event.type for event in events if event.type != "content_block_delta"]
         block = ["content_block_start", "content_block_stop"]
         assert kinds == ["message_start", *block * 3, "message_delta", "message_stop"]
