@@ -19,6 +19,7 @@ ALIASES = {
     "guided_grammar": "grammar",
 }
 STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+FORMAT_SCHEMA = "response_format.json_schema.schema"
 MAX_PROMPTS, MAX_ANSWERS = 256, 128
 
 
@@ -111,6 +112,21 @@ def checked_answers(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ANSWERS:
         raise RequestError(f"{name}={_short(value)} is not an integer from 1 to {MAX_ANSWERS}; ask for so many.", name)
     return value
+
+
+def body_names(body: Mapping[str, Any]) -> dict[str, str]:
+    """Where the body gives what `SamplingParams` have under another name, by that name."""
+    structured = body.get("structured_outputs")
+    within = structured if isinstance(structured, Mapping) else {}
+    places = [(own, alias) for alias, own in ALIASES.items() if body.get(alias) is not None]
+    places += [(own, f"structured_outputs.{name}") for name, own in STRUCTURES.items() if within.get(name) is not None]
+    if body.get("response_format") is not None:
+        places.append(("json_schema", FORMAT_SCHEMA))
+    if body.get("max_completion_tokens") is not None:
+        places.append(("max_tokens", "max_completion_tokens"))
+    # What is given twice is a fault of its own, told by our name.
+    given = [own for own, _ in places] + [own for own, _ in places if body.get(own) is not None]
+    return {own: place for own, place in places if given.count(own) == 1}
 
 
 def sampling_params(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:

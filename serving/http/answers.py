@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from metrale_jax.core.errors import MetraleError, shown
@@ -60,14 +61,21 @@ def known_only(body: Mapping[str, Any], names: Collection[str]) -> None:
 
 
 @contextmanager
-def body_faults() -> Iterator[None]:
-    """Out of it a `MetraleError` comes as the fault of the body's field."""
+def body_faults(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Out of it a `MetraleError` comes as the fault of the body's field, which `names` lead to by the params' own."""
     try:
         yield
-    except ServiceError:
-        raise
     except MetraleError as error:
-        raise ServiceError(Kind.INVALID, str(error), field=error.field) from error
+        own = error.field.removeprefix("params.")
+        is_told = isinstance(error, ServiceError)
+        if is_told and own not in names:
+            raise
+        place, message = names.get(own, error.field), str(error)
+        if own in names and message.startswith((f"{own}=", f"{own} ")):
+            message = f"{place}{message.removeprefix(own)}"
+        made = ServiceError(error.kind if is_told else Kind.INVALID, message, field=place)
+        made.recorded = is_told and error.recorded
+        raise made from error
 
 
 def label_of(desk: Desk, name: str, model: str) -> Label:

@@ -2,7 +2,7 @@
 """/v1/chat/completions: the answers to a conversation, whole or as they come."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ from serving.http.schemas import (
 )
 from serving.http.sse import DONE, EventStream, data
 from serving.openai_answer import Label, chat_logprobs
+from serving.openai_body import body_names
 
 # The service's name for what is wrong, and the body's.
 FORM = with_fields({"prompt": "messages"})
@@ -98,6 +99,12 @@ class _Work:
     streaming: Streaming
     with_ids: bool
 
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Out of it faults of params, and of the plan's grammar, come under the body's names."""
+        with body_faults(body_names(self.asked.body)), faults_of(self.plan):
+            yield
+
     def answer(self) -> SpokenAnswer:
         """A reader for one answer."""
         return SpokenAnswer(self.plan.parser(), self.asked.body.get("functions") is not None)
@@ -112,7 +119,7 @@ class _Work:
 async def complete(desk: Desk, asked: Asked) -> Response | ASGIApp:
     """The answers to the conversation."""
     body, model = asked.body, text_field(asked.body, "model")
-    with body_faults():
+    with body_faults(body_names(body)):
         label = label_of(desk, f"chatcmpl-{asked.request_id}", model)
         with_ids = switch(body, "return_token_ids", False)
         streaming = streaming_of(body)
@@ -124,7 +131,7 @@ async def complete(desk: Desk, asked: Asked) -> Response | ASGIApp:
 
 async def _whole(work: _Work) -> Response:
     usage = UsageSum()
-    with faults_of(work.plan):
+    with work.faults():
         [results] = await results_of(work.desk, work.calls, work.asked.caller)
     for result in results:
         usage.add(0, result)
@@ -149,7 +156,7 @@ async def _chunks(work: _Work) -> AsyncIterator[bytes]:
     params, usage = work.plan.params, UsageSum()
     answers = [work.answer() for _ in range(params.n)]
     begun = False
-    with faults_of(work.plan):
+    with work.faults():
         async with aclosing(merged(work.desk, work.calls, work.asked.caller)) as events:
             async for _, event in events:
                 if not begun:

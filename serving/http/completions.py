@@ -2,7 +2,7 @@
 """/v1/completions: one or several prompts as texts or token ids, their answers whole or as they come."""
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -47,7 +47,7 @@ from serving.http.schemas import (
 )
 from serving.http.sse import DONE, EventStream, data
 from serving.openai_answer import Label, LogprobColumns, text_logprobs, usage_of
-from serving.openai_body import MAX_ANSWERS, MAX_PROMPTS, Completions, completions_request
+from serving.openai_body import MAX_ANSWERS, MAX_PROMPTS, Completions, body_names, completions_request
 
 OWN_FIELDS = ("add_special_tokens", "return_token_ids")
 BODY = {
@@ -96,6 +96,10 @@ class _Work:
     with_ids: bool
     add_special_tokens: bool
 
+    def faults(self) -> AbstractContextManager[None]:
+        """Out of it faults of params come under the body's names."""
+        return body_faults(body_names(self.asked.body))
+
     @property
     def prompts(self) -> list[Prompt]:
         """What the service is given."""
@@ -121,7 +125,7 @@ class _Work:
 async def complete(desk: Desk, asked: Asked) -> Response | ASGIApp:
     """The completion of all prompts."""
     body, model = asked.body, text_field(asked.body, "model")
-    with body_faults():
+    with body_faults(body_names(body)):
         completions = completions_request(without(body, OWN_FIELDS), {})
         work = _Work(
             desk=desk,
@@ -135,8 +139,10 @@ async def complete(desk: Desk, asked: Asked) -> Response | ASGIApp:
         )
     if work.streaming.wanted:
         _check_streamed(completions)
-        return EventStream(_chunks(work), desk.settings.ping_s)
-    return await (_of_prompts(work) if completions.only_prompt else _whole(work))
+        events = _chunks_of_prompts(work) if completions.only_prompt else _chunks(work)
+        return EventStream(events, desk.settings.ping_s)
+    with work.faults():
+        return await (_of_prompts(work) if completions.only_prompt else _whole(work))
 
 
 async def _whole(work: _Work) -> Response:
@@ -153,6 +159,23 @@ async def _whole(work: _Work) -> Response:
 
 async def _of_prompts(work: _Work) -> Response:
     """Prompts as they are, with their log-probabilities; nothing is drawn."""
+    choices, usage = await _prompts_scored(work)
+    return json_answer(_object(work, choices) | {"usage": usage})
+
+
+async def _chunks_of_prompts(work: _Work) -> AsyncIterator[bytes]:
+    """The same, each prompt in one piece."""
+    with work.faults():
+        choices, usage = await _prompts_scored(work)
+    for choice in choices:
+        yield _chunk(work, choice)
+    if work.streaming.usage:
+        yield data(_object(work, []) | {"usage": usage})
+    yield DONE
+
+
+async def _prompts_scored(work: _Work) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The choices, and the usage object."""
     completions, model = work.completions, work.desk.model
     asked = [
         ScoreCall(call.prompt, (), completions.logprobs or 0, call.params.cache_salt, call.info) for call in work.calls
@@ -163,7 +186,7 @@ async def _of_prompts(work: _Work) -> Response:
         for index, (call, scored) in enumerate(zip(asked, scores, strict=True))
     ]
     num_tokens, cached = sum(len(one.token_ids) for one in scores), sum(one.cached_tokens for one in scores)
-    return json_answer(_object(work, choices) | {"usage": usage_of(num_tokens, 0, cached)})
+    return choices, usage_of(num_tokens, 0, cached)
 
 
 def _prompt_choice(work: _Work, index: int, prompt: Prompt, scored: Scored) -> dict[str, Any]:
@@ -204,15 +227,16 @@ class _Streamed:
 
 async def _chunks(work: _Work) -> AsyncIterator[bytes]:
     completions, told = work.completions, _Streamed()
-    async with aclosing(merged(work.desk, work.calls, work.asked.caller)) as events:
-        async for place, event in events:
-            index = place * completions.num_kept + event.index
-            if isinstance(event, Delta):
-                if event.text or event.logprobs or work.with_ids:
-                    yield _chunk(work, _piece(work, told, index, event))
-            else:
-                told.usage.add(place, event.result)
-                yield _chunk(work, _piece(work, told, index, Delta(event.index), finish_reason(event.result)))
+    with work.faults():
+        async with aclosing(merged(work.desk, work.calls, work.asked.caller)) as events:
+            async for place, event in events:
+                index = place * completions.num_kept + event.index
+                if isinstance(event, Delta):
+                    if event.text or event.logprobs or work.with_ids:
+                        yield _chunk(work, _piece(work, told, index, event))
+                else:
+                    told.usage.add(place, event.result)
+                    yield _chunk(work, _piece(work, told, index, Delta(event.index), finish_reason(event.result)))
     if work.streaming.usage:
         yield data(_object(work, []) | {"usage": told.usage.object()})
     yield DONE
@@ -245,11 +269,10 @@ def _check_streamed(completions: Completions) -> None:
     params = completions.params
     for field_name, is_wrong, fault in (
         ("best_of", params.n > completions.num_kept, "answers cannot be chosen before they are whole; leave it out"),
-        ("max_tokens", completions.only_prompt, "a stream of no tokens has nothing to say; leave stream out"),
         (
             "prompt_logprobs" if not params.echo else "echo",
-            params.prompt_logprobs is not None,
-            "log-probabilities of a prompt come with whole answers only; leave stream out",
+            params.prompt_logprobs is not None and not completions.only_prompt,
+            "log-probabilities of a prompt come with whole answers only; leave stream out, or logprobs",
         ),
     ):
         if is_wrong:

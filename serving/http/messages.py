@@ -32,7 +32,7 @@ from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import ANTHROPIC
-from serving.http.messages_body import KNOWN, chat_of, params_of
+from serving.http.messages_body import KNOWN, chat_of, names_of, params_of
 from serving.http.sse import EventStream, named
 from serving.passed_over import MESSAGES_REFUSED, refuse
 
@@ -101,7 +101,7 @@ class _Work:
 async def answer(desk: Desk, asked: Asked) -> Response | ASGIApp:
     """The next message of a chat, whole or as it comes."""
     body, model = _checked(asked)
-    with body_faults():
+    with body_faults(names_of(body)):
         known_only(body, KNOWN)
         refuse(body, MESSAGES_REFUSED)
         streams, params = switch(body, "stream", False), params_of(body)
@@ -110,7 +110,7 @@ async def answer(desk: Desk, asked: Asked) -> Response | ASGIApp:
         work = _Work(desk, asked, plan, model, name, tuple(params.stop))
     if streams:
         return EventStream(_events(work), desk.settings.ping_s)
-    with faults_of(plan):
+    with body_faults(names_of(body)), faults_of(plan):
         [[result]] = await results_of(desk, [work.call], asked.caller)
     parser = plan.parser()
     content = blocks_of(parser.feed(result.text) + parser.end())
@@ -202,7 +202,7 @@ class BlockEvents:
 
 async def _events(work: _Work) -> AsyncIterator[bytes]:
     parser, blocks, begun = work.plan.parser(), BlockEvents(), False
-    with faults_of(work.plan):
+    with body_faults(names_of(work.asked.body)), faults_of(work.plan):
         async with aclosing(work.desk.model.generate(work.call, work.asked.caller)) as events:
             async for event in events:
                 if not begun:

@@ -46,11 +46,16 @@ def params_of(body: Mapping[str, Any]) -> SamplingParams:
         if not isinstance(schema, Mapping):
             raise _wrong(place, form, "is no json_schema with a schema; give one")
         given["json_schema"] = schema
-    try:
-        return SamplingParams(**as_meant(given))
-    except RequestError as error:
-        names = {ours: theirs for theirs, ours in SAMPLING.items()}
-        raise RequestError(str(error), names.get(error.field, error.field)) from error
+    return SamplingParams(**as_meant(given))
+
+
+def names_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """Where the body gives what params have under another name."""
+    is_old = body.get("output_format") is not None
+    return {
+        "stop": "stop_sequences",
+        "json_schema": "output_format.schema" if is_old else "output_config.format.schema",
+    }
 
 
 def _output(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -34,6 +34,7 @@ from serving.http.errors import openai_body
 from serving.http.response_store import ResponseStore, Stored
 from serving.http.responses_body import (
     KNOWN,
+    NAMES,
     check_rest,
     input_of,
     instructions_of,
@@ -103,7 +104,7 @@ class _Work:
 async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | ASGIApp:
     """The next response of a chat."""
     body, model = asked.body, text_field(asked.body, "model")
-    with body_faults():
+    with body_faults(NAMES):
         known_only(body, KNOWN)
         check_rest(body)
         streams, params, tools = switch(body, "stream", False), params_of(body), tools_of(body)
@@ -116,7 +117,7 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
     work = _Work(store, desk, asked, plan, tools, messages, model, name)
     if streams:
         return EventStream(_events(work), desk.settings.ping_s)
-    with faults_of(plan):
+    with body_faults(NAMES), faults_of(plan):
         [[result]] = await results_of(desk, [work.call], asked.caller)
     parser, output = plan.parser(), Output()
     status = _item_status(result)
@@ -141,7 +142,7 @@ async def forget(store: ResponseStore, desk: Desk, asked: Asked) -> Response:
 async def _events(work: _Work) -> AsyncIterator[bytes]:
     parser, output, begun = work.plan.parser(), Output(), False
     try:
-        with faults_of(work.plan):
+        with body_faults(NAMES), faults_of(work.plan):
             async with aclosing(work.desk.model.generate(work.call, work.asked.caller)) as events:
                 async for event in events:
                     if not begun:

@@ -17,6 +17,8 @@ CHAT_FIELDS = (
     *("text", "metadata", "store"),
 )
 SAMPLING = {"max_output_tokens": "max_tokens"} | {name: name for name in DRAWING}
+# What params have under another name.
+NAMES = {"max_tokens": "max_output_tokens", "json_schema": "text.format.schema"}
 KNOWN = (*CHAT_FIELDS, *SAMPLING, *RESPONSES_HINTS, *RESPONSES_REFUSED)
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 LOGPROBS = "message.output_text.logprobs"
@@ -25,11 +27,7 @@ LOGPROBS = "message.output_text.logprobs"
 def params_of(body: Mapping[str, Any]) -> SamplingParams:
     """How to draw the answer; without a limit it runs to the context's end."""
     given = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
-    try:
-        return SamplingParams(**{"max_tokens": None, **as_meant(given), **_form(body)})
-    except RequestError as error:
-        names = {ours: theirs for theirs, ours in SAMPLING.items()} | {"json_schema": "text.format.schema"}
-        raise RequestError(str(error), names.get(error.field, error.field)) from error
+    return SamplingParams(**{"max_tokens": None, **as_meant(given), **_form(body)})
 
 
 def check_rest(body: Mapping[str, Any]) -> None:

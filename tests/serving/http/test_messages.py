@@ -315,6 +315,23 @@ def test_errors_of_the_service_are_the_clients_own(kind, raised, stream):
     run(act())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_named_as_the_body_names_it(stream):
+    form = {"type": "json_schema", "schema": {"a": 1}}
+    given = {"output_config": {"format": form}}, {"output_format": form}
+
+    async def act():
+        asked = service("x")
+        asked.script = (ServiceError(Kind.INVALID, "json_schema='x' is refused.", field="params.json_schema"),)
+        async with fronted(asked) as world:
+            for more, place in zip(given, ("output_config.format.schema", "output_format.schema"), strict=True):
+                answered = await world.client.post(URL, json={**ASKED, **more, "stream": stream})
+                assert answered.status_code == 400
+                assert answered.json()["error"]["message"] == f"{place}='x' is refused."
+
+    run(act())
+
+
 def test_an_error_within_a_stream_is_an_event():
     async def act():
         asked = service("x")

@@ -313,6 +313,23 @@ def test_what_changes_no_answer_is_taken_and_an_answer_can_be_repeated():
     run(act())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_named_as_the_body_names_it(stream):
+    async def act():
+        asked = service("x")
+        for own, param in (
+            ("json_schema", "text.format.schema"),
+            ("max_tokens", "max_output_tokens"),
+            ("seed", "seed"),
+        ):
+            asked.script = (ServiceError(Kind.INVALID, f"{own}=5 is refused.", field=f"params.{own}"),)
+            async with fronted(asked) as world:
+                error = error_of(await world.client.post(URL, json={"input": "x", "stream": stream}), 400)
+            assert (error["param"], error["message"]) == (param, f"{param}=5 is refused.")
+
+    run(act())
+
+
 def test_an_error_within_a_stream_fails_the_response():
     async def act():
         asked = service("x")
