@@ -27,6 +27,7 @@ from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
 from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch
 from serving.http.bodies import text_field
+from serving.http.callers import VERSION_HEADER
 from serving.http.chat_plan import faults_of, planned
 from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT
 from serving.http.desk import Desk
@@ -36,7 +37,6 @@ from serving.http.messages_body import KNOWN, chat_of, names_of, params_of
 from serving.http.sse import EventStream, named
 from serving.passed_over import MESSAGES_REFUSED, refuse
 
-VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
