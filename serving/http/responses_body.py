@@ -17,6 +17,7 @@ CHAT_FIELDS = (
     *("text", "metadata", "store"),
 )
 SAMPLING = {"max_output_tokens": "max_tokens"} | {name: name for name in DRAWING}
+# What params have under another name.
 KNOWN = (*CHAT_FIELDS, *SAMPLING, *RESPONSES_HINTS, *RESPONSES_REFUSED)
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 LOGPROBS = "message.output_text.logprobs"

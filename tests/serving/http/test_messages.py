@@ -82,6 +82,8 @@ def test_a_stream_has_blocks_one_after_the_other():
         async with fronted(service(text, OPENED)) as world, client(world) as asking:
             stream = await asking.messages.create(**ASKED, tools=TOOLS, stream=True)
             events = [event async for event in stream]
+        start = events[0].message.usage
+        assert (start.input_tokens, start.cache_read_input_tokens, start.output_tokens) == (2, 1, 0)
         kinds = [event.type for event in events if event.type != "content_block_delta"]
         block = ["content_block_start", "content_block_stop"]
         assert kinds == ["message_start", *block * 3, "message_delta", "message_stop"]
@@ -311,6 +313,23 @@ def test_errors_of_the_service_are_the_clients_own(kind, raised, stream):
         async with fronted(asked) as world, client(world) as asking:
             with pytest.raises(raised, match=r"No\."):
                 await asking.messages.create(**ASKED, stream=stream)
+
+    run(act())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_named_as_the_body_names_it(stream):
+    form = {"type": "json_schema", "schema": {"a": 1}}
+    given = {"output_config": {"format": form}}, {"output_format": form}
+
+    async def act():
+        asked = service("x")
+        asked.script = (ServiceError(Kind.INVALID, "json_schema='x' is refused.", field="params.json_schema"),)
+        async with fronted(asked) as world:
+            for more, place in zip(given, ("output_config.format.schema", "output_format.schema"), strict=True):
+                answered = await world.client.post(URL, json={**ASKED, **more, "stream": stream})
+                assert answered.status_code == 400
+                assert answered.json()["error"]["message"] == f"{place}='x' is refused."
 
     run(act())
 
