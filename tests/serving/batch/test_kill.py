@@ -82,14 +82,15 @@ def test_a_signal_stops_it_with_a_word_on_how_to_go_on(tmp_path, number, status)
 
 
 def test_a_signal_ends_the_wait_for_an_idle_stream(tmp_path):
-    arguments = ["--input", "-", "--output", str(tmp_path / "out.jsonl"), "--quiet"]
+    arguments = ["--input", "-", "--output", str(tmp_path / "out.jsonl"), "--quiet", "--announce"]
     command = [sys.executable, "-m", "tests.serving.batch.fake_run", *arguments]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     process.stdin.writelines('{"prompt": "a"}\n' for _ in range(1000))  # as many as are read before the work begins
     process.stdin.flush()
+    assert process.stdout.readline() == "loaded\n"
     time.sleep(0.6)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 143 and "SIGTERM stopped it" in errors
