@@ -28,7 +28,7 @@ MAX_CACHED_GRAMMARS = 64
 _COMPILE_STACK_BYTES = 256 << 20
 
 # What one mask and one grammar may take: some 100 ms and 100 MB of the most ambiguous ones.
-_LIMITS = {"step_max_items": 10_000, "max_lexer_states": 100_000, "max_grammar_size": 250_000, "verbose_errors": False}
+LIMITS = {"step_max_items": 10_000, "max_lexer_states": 100_000, "max_grammar_size": 250_000, "verbose_errors": False}
 # What all masks of one answer may take: a grammar that is slow at each token would slow down everybody else's answers.
 _BUDGET_S, _BUDGET_OF_TOKEN_S = 1.0, 0.02
 
@@ -185,10 +185,10 @@ class GrammarCompiler:
     def _made(self, spec: GrammarSpec) -> LLMatcher:
         """The matcher of `spec` with its first mask worked out, which is the dearest, made on a deep stack."""
         grammar, made = library_grammar(spec), []
-        check_cost(spec, grammar, _LIMITS, named_tokens(spec, self._special_ids, self._vocab_size))
+        check_cost(spec, grammar, LIMITS, named_tokens(spec, self._special_ids, self._vocab_size))
 
         def make() -> None:
-            made.append(LLMatcher(self._library_tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS)))
+            made.append(LLMatcher(self._library_tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS)))
             made[0].compute_bitmask()
 
         thread = threading.Thread(target=make, name="grammar")

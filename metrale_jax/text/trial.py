@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tried`: whether a grammar is compiled within bounds, found out in a process that can be stopped."""
+"""`tried`: whether a grammar is compiled within bounds, found out in a process that can be stopped. And `refusals`: why
+others are not."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,3 +48,22 @@ def tried(text: str, limits: Mapping[str, Any], gbnf: bool = False, named: Named
     if "error" in found:
         raise TrialError(found["error"])
     return found["grammar"]
+
+
+def refusals(texts: Sequence[str], limits: Mapping[str, Any], named: Named = NOTHING) -> list[str]:
+    """Why each of `texts` is not compiled, by the library or within bounds; "" for one that is."""
+    vocabulary = {"vocab_size": named.vocab_size, "special": dict(named.special)}
+    command, found = [sys.executable, "-I", str(_PROGRAM)], []
+    while len(found) < len(texts):
+        given = json.dumps({"texts": texts[len(found) :], "limits": dict(limits), **vocabulary})
+        try:
+            told = subprocess.run(
+                command, input=given, capture_output=True, text=True, timeout=_WAIT_S, check=False
+            ).stdout
+        except subprocess.TimeoutExpired as error:
+            told = (error.stdout or b"").decode() if isinstance(error.stdout, bytes | None) else error.stdout
+        # The last line is nobody's, or broken off.
+        found += [json.loads(line) for line in told.split("\n")[:-1]][: len(texts) - len(found)]
+        if len(found) < len(texts):
+            found.append(TOO_COMPLEX)
+    return found

@@ -10,6 +10,7 @@ from metrale_jax.sampling.params import SamplingParams
 from metrale_jax.text.grammar_spec import MAX_TEXT
 from serving.chat.dialects.api import AbstractDialect, Messages
 from serving.chat.dialects.registry import dialect_named, dialect_of
+from serving.chat.holding import holdable
 from serving.chat.messages import told
 from serving.chat.model import ChatModel
 from serving.chat.parser import AnswerParser
@@ -46,11 +47,12 @@ def plan(chat: Chat, model: ChatModel, params: SamplingParams, dialect: str = ""
 
     With a choice of "required", or a tool by name, the answer is nothing but calls, in the dialect's own format and
     with arguments that the schemas hold for; with "auto" it is text, or text and then such calls. Tools that are not
-    `strict` pass over the keywords that cannot be enforced. Of tools whose schemas are too long for a grammar the calls
-    of "auto" are left free. A structure of the caller's own holds for the content. With neither tools nor reasoning the
-    params stay as they are.
+    `strict` pass over what cannot be enforced (`serving.chat.holding`). Of tools whose schemas are too long for a
+    grammar the calls of "auto" are left free. A structure of the caller's own holds for the content. With neither tools
+    nor reasoning the params stay as they are.
     """
     spoken = dialect_named(dialect) if dialect else dialect_of(model.template)
+    chat = replace(chat, tools=holdable(chat.tools, spoken, model))
     messages = told(chat.messages, chat.tools, model, spoken)
     template = dict(chat.reasoning.template)
     if chat.tools.tools and chat.tools.choice.mode != "none" and model.takes_tools:

@@ -25,13 +25,14 @@ NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({"type": "object", "properti
 class Tool:
     """A function that the model may call. `parameters` is JSON text of a schema of type object. `strict` has each
     keyword of it enforced, or refused; else those that cannot be are passed over. What calls are held to is `enforced`,
-    or `parameters` where it is empty."""
+    or `parameters` where it is empty. `place` is where the body has these."""
 
     name: str
     description: str = ""
     parameters: str = '{"type": "object", "properties": {}}'
     strict: bool = False
     enforced: str = field(default="", compare=False)
+    place: str = field(default="tools", compare=False)
 
     @classmethod
     def of(cls, given: Any, place: str, parameters: str = "parameters") -> Self:
@@ -49,7 +50,9 @@ class Tool:
         schema = json.loads(text)
         # With OpenAI, whose name for it this is, strict arguments are all required.
         held = closed(schema, f"{place}.{parameters}", parameters == "parameters") if strict else _without_any(schema)
-        return cls(name, description or "", text, bool(strict), json.dumps(held, ensure_ascii=False))
+        return cls(
+            name, description or "", text, bool(strict), json.dumps(held, ensure_ascii=False), f"{place}.{parameters}"
+        )
 
     @property
     def schema(self) -> dict[str, Any]:

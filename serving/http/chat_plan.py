@@ -9,6 +9,7 @@ from typing import Any
 
 from metrale_jax.core.errors import RequestError, shown
 from metrale_jax.sampling.params import SamplingParams
+from serving.chat.holding import reason_of
 from serving.chat.messages import openai_messages
 from serving.chat.plan import Chat, ChatPlan, plan
 from serving.chat.reasoning import openai_reasoning
@@ -53,8 +54,9 @@ def faults_of(made: ChatPlan) -> Iterator[None]:
     except ServiceError as error:
         if not made.constrained or error.field != "params.grammar":
             raise
-        _, _, reason = str(error).partition(" is refused ")
-        message = f"The answer cannot be held to the schemas of tools {reason or error}"
+        _, _, told = str(error).partition(" is refused (")
+        reason = reason_of(told.rpartition("); ")[0] or told or str(error))
+        message = f"The answer cannot be held to the schemas of tools ({reason}); simplify them."
         raise ServiceError(Kind.INVALID, message, field="tools") from error
 
 

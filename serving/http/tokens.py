@@ -9,9 +9,10 @@ from starlette.routing import Route
 
 from metrale_jax.core.errors import RequestError, shown
 from serving.core.calls import DetokenizeCall, Prompt, TokenizeCall
-from serving.http.answers import body_faults, known_only, switch
+from serving.http.answers import body_faults, known_only, switch, without
 from serving.http.bodies import text_field
-from serving.http.chat_plan import template_variables
+from serving.http.chat_plan import plan_chat, template_variables
+from serving.http.chat_schemas import CHAT_BODY
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer, post
 from serving.http.errors import with_fields
@@ -26,6 +27,8 @@ OF_CHAT = {
     "messages": MESSAGES,
     "add_generation_prompt": BOOLEAN,
     "chat_template_kwargs": {"type": "object"},
+    "tools": CHAT_BODY["tools"],
+    "tool_choice": CHAT_BODY["tool_choice"],
     "return_token_strs": BOOLEAN,
 }
 TOKENIZE = Operation(
@@ -60,7 +63,7 @@ async def tokenize(desk: Desk, asked: Asked) -> Response:
     body, model = asked.body, text_field(asked.body, "model")
     with body_faults():
         with_texts = switch(body, "return_token_strs", False)
-        prompt = _chat(body) if body.get("messages") is not None else _text(body)
+        prompt = await _chat(desk, body) if body.get("messages") is not None else _text(body)
     ids = await desk.model.tokenize(TokenizeCall(prompt, asked.info(model)), asked.caller)
     length = next((card.max_context_tokens for card in desk.model.models()), 0)
     texts = [desk.model.token_text(token)[0] for token in ids] if with_texts else None
@@ -98,6 +101,10 @@ def _text(body: Mapping[str, Any]) -> Prompt:
     return Prompt(text=given, add_special_tokens=switch(body, "add_special_tokens", True))
 
 
-def _chat(body: Mapping[str, Any]) -> Prompt:
+async def _chat(desk: Desk, body: Mapping[str, Any]) -> Prompt:
     known_only(body, OF_CHAT)
+    if body.get("tools") is not None:
+        # As the chat itself would be asked, calls and their results included.
+        plan = await plan_chat(desk, without(body, ("model", "return_token_strs")))
+        return Prompt(messages=plan.messages, template=plan.template)
     return Prompt(messages=tuple(chat_messages(body["messages"])), template=template_variables(body))

@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from serving.core.errors import Kind, ServiceError
+from tests.serving.chat.models import TEMPLATES, TOOLS, chat_model
 from tests.serving.http.fronts import error_of, fronted, run
 from tests.serving.scripted import ScriptedService
 
@@ -103,5 +104,26 @@ def test_texts_and_chats_become_tokens_and_tokens_texts():
             assert service.asked[-1][1].prompt.template == {"add_generation_prompt": False}
             told = (await world.client.post("/detokenize", json={"tokens": [97, 98]})).json()
             assert told == {"prompt": "ab"}
+
+    run(act())
+
+
+def test_a_chat_with_tools_becomes_tokens_as_the_model_is_told_it():
+    async def act():
+        asked = ScriptedService()
+        asked.chat = chat_model(TEMPLATES["hermes"])
+        called = {"id": "a", "type": "function", "function": {"name": "sum", "arguments": '{"of": [1]}'}}
+        chat = {
+            "messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "tool_calls": [called]}],
+            "tools": TOOLS,
+            "add_generation_prompt": False,
+        }
+        async with fronted(asked) as world:
+            answer = await world.client.post("/tokenize", json=chat)
+            assert answer.status_code == 200, answer.text
+            error_of(await world.client.post("/tokenize", json=chat | {"tools": [5]}), 400)
+        prompt = asked.asked[0][1].prompt
+        assert prompt.template == {"add_generation_prompt": False, "tools": TOOLS}
+        assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == {"of": [1]}
 
     run(act())
