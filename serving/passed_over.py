@@ -56,7 +56,6 @@ RESPONSES_REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "conversation": Refusal("go on by previous_response_id"),
         "moderation": Refusal("look at prompts and answers on your side"),
         "prompt": Refusal("write its text into instructions and input"),
-        "top_logprobs": Refusal("ask /v1/chat/completions for log-probabilities", (0,)),
         # It tells two answers apart only where the input is too long, which is refused.
         "truncation": Refusal("send less", ("disabled", "auto")),
     }

@@ -33,13 +33,15 @@ class Chat:
 @dataclass(frozen=True)
 class ChatPlan:
     """What to ask the service: `messages` and the variables of `template`, and `params`. Each answer is read by a
-    `parser()` of its own. `constrained` says that `params.grammar` is ours."""
+    `parser()` of its own. `constrained` says that `params.grammar` is ours, `plain` that an answer is all
+    content."""
 
     messages: tuple[Mapping[str, Any], ...]
     template: Mapping[str, Any]
     params: SamplingParams
     parser: Callable[[], AnswerParser]
     constrained: bool = False
+    plain: bool = False
 
 
 def plan(chat: Chat, model: ChatModel, params: SamplingParams, dialect: str = "") -> ChatPlan:
@@ -74,6 +76,7 @@ def plan(chat: Chat, model: ChatModel, params: SamplingParams, dialect: str = ""
         params=params,
         parser=_parser(spoken if called else None, chat.tools, thinking, dropped),
         constrained=grammar is not None,
+        plain=not called and thinking is None,
     )
 
 

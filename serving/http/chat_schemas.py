@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the APIs for chats say of their bodies and answers in /openapi.json."""
 
+from metrale_jax.sampling.params import MAX_LOGPROBS
 from serving.chat.messages import ROLES
 from serving.chat.reasoning import EFFORTS
 from serving.chat.tools import MAX_TOOLS, TOOL_NAME
@@ -134,6 +135,7 @@ RESPONSES_ABOUT = Operation(
             "metadata": OBJECT,
             "store": BOOLEAN,
             "include": array(text()),
+            "top_logprobs": integer(0, MAX_LOGPROBS),
             "model": text(),
             "stream": BOOLEAN,
             "max_output_tokens": integer(1),

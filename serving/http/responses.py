@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.responses import Response
@@ -25,7 +25,7 @@ from serving.core.calls import GenerateCall, Prompt
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
 from serving.http import responses_kept
-from serving.http.answers import body_faults, known_only, results_of, switch, was_cut
+from serving.http.answers import body_faults, known_only, label_of, results_of, switch, was_cut
 from serving.http.bodies import text_field
 from serving.http.chat_plan import faults_of, planned
 from serving.http.chat_schemas import RESPONSES_ABOUT
@@ -41,11 +41,13 @@ from serving.http.responses_body import (
     names_of,
     params_of,
     reasoning_of,
+    refuse_logprobs,
     tools_of,
 )
 from serving.http.responses_kept import input_items
 from serving.http.responses_output import Output, messages_of
 from serving.http.sse import EventStream
+from serving.openai_answer import Label, chat_logprobs
 
 PATH = "/v1/responses"
 # What a chat begins with.
@@ -82,6 +84,11 @@ class _Work:
         prompt = Prompt(messages=self.plan.messages, template=self.plan.template)
         return GenerateCall(prompt, self.plan.params, self.asked.info(self.model))
 
+    @cached_property
+    def label(self) -> Label:
+        """How tokens are spelt."""
+        return label_of(self.desk, self.id, self.model)
+
     def response(self, status: str, output: Output, **more: Any) -> dict[str, Any]:
         """The response object."""
         body = self.asked.body
@@ -116,6 +123,7 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
         items = [*earlier.items, *earlier.response["output"], *input_items(body["input"])]
         chat = Chat([*instructions_of(body), *messages], tools, reasoning_of(body))
         plan = await planned(desk, chat, params)
+        refuse_logprobs(body, plan)
     name = model or "".join(card.id for card in desk.model.models()[:1])
     work = _Work(store, desk, asked, plan, tools, messages, items, model, name)
     if streams:
@@ -124,6 +132,7 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
         [[result]] = await results_of(desk, [work.call], asked.caller)
     parser, output = plan.parser(), Output()
     status = _item_status(result)
+    output.give(chat_logprobs(result.logprobs, work.label))
     list(output.of(parser.feed(result.text)))
     list(output.of(parser.end(was_cut(result)), status))
     list(output.closed(status))
@@ -141,6 +150,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
                         for name in ("created", "in_progress"):
                             yield output.event(f"response.{name}", response=work.response("in_progress", output))
                     if isinstance(event, Delta):
+                        output.give(chat_logprobs(event.logprobs, work.label))
                         for told in output.of(parser.feed(event.text)):
                             yield told
                         continue
@@ -185,6 +195,7 @@ def _said(body: Mapping[str, Any], tools: ChatTools) -> dict[str, Any]:
         "reasoning": {"effort": effort, "summary": None},
         "text": {"format": {"type": "text"}} | dict(body.get("text") or {}),
         "tools": listed,
+        "top_logprobs": body.get("top_logprobs") or 0,
         "truncation": "disabled",
     }
 

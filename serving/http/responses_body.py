@@ -5,16 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from metrale_jax.core.errors import RequestError, shown
-from metrale_jax.sampling.params import SamplingParams
+from metrale_jax.sampling.params import MAX_LOGPROBS, SamplingParams
 from serving.chat.dialects.api import Messages
 from serving.chat.messages import arguments_of, call_message, text_of
+from serving.chat.plan import ChatPlan
 from serving.chat.reasoning import ReasoningOptions, checked_effort
 from serving.chat.tools import ChatTools, Choice, Tool, listed, named, parallel_calls
 from serving.passed_over import DRAWING, RESPONSES_HINTS, RESPONSES_REFUSED, as_meant, refuse
 
 CHAT_FIELDS = (
     *("input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "reasoning"),
-    *("text", "metadata", "store"),
+    *("text", "metadata", "store", "top_logprobs"),
 )
 SAMPLING = {"max_output_tokens": "max_tokens"} | {name: name for name in DRAWING}
 # What params have under another name.
@@ -26,7 +27,7 @@ LOGPROBS = "message.output_text.logprobs"
 def params_of(body: Mapping[str, Any]) -> SamplingParams:
     """How to draw the answer; without a limit it runs to the context's end."""
     given = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
-    return SamplingParams(**{"max_tokens": None, **as_meant(given), **_form(body)})
+    return SamplingParams(**{"max_tokens": None, **as_meant(given), **_form(body), "logprobs": _logprobs(body)})
 
 
 def names_of(body: Mapping[str, Any]) -> dict[str, str]:
@@ -40,8 +41,14 @@ def check_rest(body: Mapping[str, Any]) -> None:
     for name, kind, word in (("metadata", Mapping, "object"), ("include", list, "list"), ("store", bool, "switch")):
         if not isinstance(body.get(name), kind | None):
             raise _wrong(name, body[name], f"is no {word}; give one, or leave it out")
-    if LOGPROBS in (body.get("include") or ()):
-        raise RequestError(f"include has {LOGPROBS!r}, which is not served; use /v1/chat/completions.", "include")
+
+
+def refuse_logprobs(body: Mapping[str, Any], plan: ChatPlan) -> None:
+    """Nothing. Raises where log-probabilities are wanted that cannot be told from those of thoughts and calls."""
+    if plan.params.logprobs is not None and not plan.plain:
+        name = "top_logprobs" if body.get("top_logprobs") else "include"
+        message = f"{name} asks for log-probabilities, which answers with thoughts or calls do not have here; "
+        raise RequestError(f"{message}leave it out, ask without tools, or ask /v1/chat/completions.", name)
 
 
 def reasoning_of(body: Mapping[str, Any]) -> ReasoningOptions:
@@ -163,6 +170,14 @@ def _choice(given: Any) -> Choice:
     raise _wrong(
         "tool_choice", given, "is not none, auto, required, a function or allowed_tools with tools; give one of these"
     )
+
+
+def _logprobs(body: Mapping[str, Any]) -> int | None:
+    """Of how many tokens at each place they are wanted; None for none at all."""
+    top = body.get("top_logprobs")
+    if isinstance(top, bool) or not isinstance(top, int | None) or not 0 <= (top or 0) <= MAX_LOGPROBS:
+        raise _wrong("top_logprobs", top, f"is not an integer from 0 to {MAX_LOGPROBS}; ask for so many")
+    return top or 0 if top or LOGPROBS in (body.get("include") or ()) else None
 
 
 def _form(body: Mapping[str, Any]) -> dict[str, Any]:

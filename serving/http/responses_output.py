@@ -2,7 +2,7 @@
 """`Output`: the items of a response, and the events that tell of them."""
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from serving.chat.dialects.api import Messages
@@ -24,6 +24,13 @@ class Output:
         self._kind: type | None = None
         self._text: list[str] = []
         self._number = -1
+        # Of the text that is open: all, and those that no event has told of.
+        self._logprobs: list[dict[str, Any]] = []
+        self._untold: list[dict[str, Any]] = []
+
+    def give(self, logprobs: Mapping[str, Any] | None) -> None:
+        """Takes OpenAI's logprobs object of tokens whose text comes next."""
+        self._untold += logprobs["content"] if logprobs else ()
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """The next event."""
@@ -42,7 +49,7 @@ class Output:
                 yield from self._opened(part, kind)
             if not isinstance(part, CallBegun):
                 self._text.append(part.text)
-                logprobs = {"logprobs": []} if kind is Content else {}
+                logprobs = {"logprobs": self._told_now()} if kind is Content else {}
                 yield self._told(f"response.{_TEXTS[kind]}.delta", delta=part.text, **logprobs)
 
     def again(self, item: dict[str, Any]) -> Iterator[bytes]:
@@ -52,6 +59,7 @@ class Output:
         else:
             kind = Reasoning if item["type"] == "reasoning" else Content
             parts = [kind(part["text"]) for part in item["content"]]
+            self.give({"content": [one for part in item["content"] for one in part.get("logprobs", ())]})
         yield from self.of(parts)
         yield from self.closed(item["status"])
 
@@ -68,10 +76,20 @@ class Output:
             yield self._told(name, arguments=text, name=item["name"], of=kind)
         else:
             part = _text_part(kind, text)
-            item["content"] = [part]
-            yield self._told(name, text=text, of=kind, **({"logprobs": []} if kind is Content else {}))
-            yield self._told("response.content_part.done", part=part, of=kind)
+            logprobs = {}
+            if kind is Content:
+                self._told_now()
+                logprobs = {"logprobs": self._logprobs}
+                self._logprobs = []
+            item["content"] = [part | logprobs]
+            yield self._told(name, text=text, of=kind, **logprobs)
+            yield self._told("response.content_part.done", part=item["content"][0], of=kind)
         yield self.event("response.output_item.done", output_index=len(self.items) - 1, item=dict(item))
+
+    def _told_now(self) -> list[dict[str, Any]]:
+        untold, self._untold = self._untold, []
+        self._logprobs += untold
+        return untold
 
     def _opened(self, part: Part, kind: type) -> Iterator[bytes]:
         self._kind = kind

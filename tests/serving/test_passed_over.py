@@ -16,7 +16,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from metrale_jax.core.errors import RequestError
 from serving.http import chat, completions, embeddings
 from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT, RESPONSES_ABOUT
-from serving.passed_over import MESSAGES_REFUSED, OPENAI_REFUSED, RESPONSES_REFUSED, refuse
+from serving.passed_over import MESSAGES_REFUSED, OPENAI_REFUSED, RESPONSES_REFUSED, Refusal, refuse
 
 SENT = {
     "chat": (ChatParams, chat.ABOUT, OPENAI_REFUSED),
@@ -50,7 +50,7 @@ def test_what_is_refused_says_the_way_out_and_what_asks_for_nothing_is_none(refu
 
 
 def test_true_is_no_one_and_false_no_zero():
-    with pytest.raises(RequestError, match="top_logprobs=False"):
-        refuse({"top_logprobs": False}, RESPONSES_REFUSED)
+    with pytest.raises(RequestError, match="count=False"):
+        refuse({"count": False}, {"count": Refusal("count yourself", (0,))})
     with pytest.raises(RequestError, match="background=0"):
         refuse({"background": 0}, RESPONSES_REFUSED)

@@ -20,6 +20,7 @@ TOOLS = [
     {"type": "function", "name": "weather", "description": "d", "parameters": CITY, "strict": False},
     {"type": "function", "name": "sum", "parameters": {"type": "object", "properties": {}}, "strict": True},
 ]
+INCLUDED = ["message.output_text.logprobs"]
 
 
 def service(text: str, template: str = TEMPLATES["hermes"], **fields) -> ScriptedService:
@@ -234,9 +235,6 @@ def test_the_items_that_a_response_was_made_from_are_listed():
     run(act())
 
 
-INCLUDED = ["message.output_text.logprobs"]
-
-
 @pytest.mark.parametrize("finish_reason", ["stop", "length"])
 def test_a_response_that_is_kept_is_streamed_again(finish_reason):
     async def act():
@@ -352,9 +350,11 @@ def test_what_is_cut_off_is_incomplete(stream):
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "truncation": "some"}, "truncation"),
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
-        ({"input": "x", "top_logprobs": 3}, "top_logprobs"),
         ({"input": "x", "seed": "x"}, "seed"),
-        ({"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
+        ({"input": "x", "include": INCLUDED, "tools": TOOLS}, "include"),
+        ({"input": "x", "top_logprobs": 2, "tools": TOOLS}, "top_logprobs"),
+        ({"input": "x", "top_logprobs": 21}, "top_logprobs"),
+        ({"input": "x", "top_logprobs": True}, "top_logprobs"),
         ({"input": "x", "store": "yes"}, "store"),
         ({"input": "x", "stream": 1}, "stream"),
         ({"input": "x", "conversation": "c"}, "conversation"),
@@ -398,6 +398,27 @@ def test_what_the_engine_refuses_is_named_as_the_body_names_it(stream):
             async with fronted(asked) as world:
                 error = error_of(await world.client.post(URL, json={"input": "x", "stream": stream}), 400)
             assert (error["param"], error["message"]) == (param, f"{param}=5 is refused.")
+
+    run(act())
+
+
+@pytest.mark.parametrize(("asked", "num_top"), [({"include": INCLUDED}, 0), ({"top_logprobs": 2}, 2)])
+def test_log_probabilities_come_with_texts(asked, num_top):
+    async def act():
+        async with fronted(ScriptedService()) as world, client(world) as asking:
+            made = await asking.responses.create(model="", input="ab", **asked)
+            stream = await asking.responses.create(model="", input="ab", stream=True, **asked)
+            events = [event async for event in stream]
+            again = [event async for event in await asking.responses.retrieve(made.id, stream=True)]
+        [item] = made.output
+        logprobs = item.content[0].logprobs
+        assert "".join(one.token for one in logprobs) == made.output_text == "user:ab\n"
+        assert all(one.logprob == -0.5 and len(one.top_logprobs) == num_top for one in logprobs)
+        assert events[-1].response.output[0].content[0].logprobs == logprobs
+        for told in (events, again):
+            deltas = [one for event in told if event.type == "response.output_text.delta" for one in event.logprobs]
+            [done] = [event for event in told if event.type == "response.output_text.done"]
+            assert [one.token for one in deltas] == [one.token for one in done.logprobs] == list(made.output_text)
 
     run(act())
 
