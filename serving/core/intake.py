@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
 # No tokenizer makes fewer tokens of a text than one for so many characters, on the whole: a guess before it is run.
 CHARACTERS_PER_TOKEN = 4
-# Texts in one call to score or embed, and branches of a prompt.
-MAX_TEXTS = 256
+# Texts in one call to score, and branches of a prompt. Those to embed run one after the other: clients send thousands.
+MAX_TEXTS, MAX_INPUTS = 256, 2048
 
 
-def counted(name: str, texts: Sequence) -> int:
+def counted(name: str, texts: Sequence, most: int = MAX_TEXTS) -> int:
     """How many there are. Raises `ServiceError` for none, or too many."""
-    if not 1 <= len(texts) <= MAX_TEXTS:
-        raise ServiceError(
-            Kind.INVALID, f"{len(texts)} {name} are not between 1 and {MAX_TEXTS}; give so many.", field=name
-        )
+    if not 1 <= len(texts) <= most:
+        raise ServiceError(Kind.INVALID, f"{len(texts)} {name} are not between 1 and {most}; give so many.", field=name)
     return len(texts)
 
 

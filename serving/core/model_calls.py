@@ -24,6 +24,7 @@ from serving.core.errors import Kind, ServiceError
 from serving.core.events import Embedded, Ended, Event, ModelCard, Scored
 from serving.core.hosted_model import HostedModel
 from serving.core.intake import (
+    MAX_INPUTS,
     MAX_TEXTS,
     counted,
     embedding_tokens,
@@ -90,7 +91,7 @@ class ModelCalls(AbstractCalls):
             return [found[index] for index in sorted(found)]
 
     async def embed(self, call: EmbedCall, caller: Caller) -> Sequence[Embedded]:
-        counted("inputs", call.inputs)
+        counted("inputs", call.inputs, MAX_INPUTS)
         with self._visit(call.info, caller, "embeddings", *call.inputs) as visit:
             tokens = await visit.aside(lambda: embedding_tokens(self._model(call.info), call.inputs))
             await visit.order(lambda job_id: EmbedOrder(job_id, tokens, call.pooling, call.normalize), 1)
