@@ -143,7 +143,7 @@ class Answer:
             if len(request.output) > self._taken[index] or (request.finished and not self._told[index]):
                 finished = self._told[index] = request.finished
                 tokens, text, logprobs = self._new(index, request.output, finished)
-                pieces.append(NewPiece(index, text, tokens, logprobs, finished))
+                pieces.append(NewPiece(index, text, tokens, logprobs, finished, _usage(request, request.output)))
         return pieces
 
     def _new(self, index: int, output: Sequence[int], finished: bool) -> tuple[tuple[int, ...], str, tuple]:
@@ -162,7 +162,11 @@ class Answer:
         self._told[0] = True
         found = [(index, item.tokens) for index, item in enumerate(self._requests[0].hypotheses)]
         news = [(index, *self._new(index, tokens, True)) for index, tokens in found or [(0, self._requests[0].output)]]
-        return [NewPiece(index, text, tokens, logprobs, True) for index, tokens, text, logprobs in news]
+        request = self._requests[0]
+        return [
+            NewPiece(index, text, tokens, logprobs, True, _usage(request, tokens))
+            for index, tokens, text, logprobs in news
+        ]
 
     def result(self) -> GenerationResult:
         """The finished answer. Call once all is `finished`."""
@@ -197,7 +201,7 @@ class Answer:
             token_ids=tuple(tokens),
             logprobs=tuple(request.logprobs),
             finish_reason=request.finish_reason,
-            usage=Usage(len(request.prompt), request.cached_tokens, len(tokens)),
+            usage=_usage(request, tokens),
             metrics=request.metrics(),
             seed=request.seed,
             error=request.error,
@@ -208,6 +212,10 @@ class Answer:
 
     def _prompt_text(self) -> str:
         return self._tokenizer.decode(self._requests[0].prompt, self.params.skip_special_tokens)
+
+
+def _usage(request: Request, tokens: Sequence[int]) -> Usage:
+    return Usage(len(request.prompt), request.cached_tokens, len(tokens))
 
 
 def only_request(answer: Any) -> Request:

@@ -53,13 +53,14 @@ class GenerationResult:
 class NewPiece:
     """What is new of answer `index` of one prompt: text that stands, tokens, and their log-probabilities where those
     were asked for. Text may lag behind its tokens, so one may come without the other. Of a `finished` answer nothing
-    comes any more."""
+    comes any more. `usage` counts the answer up to here."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finished: bool
+    usage: Usage
 
 
 class StreamPiece(str):

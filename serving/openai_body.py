@@ -19,6 +19,7 @@ ALIASES = {
     "guided_grammar": "grammar",
 }
 STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+FORMAT_SCHEMA = "response_format.json_schema.schema"
 MAX_PROMPTS, MAX_ANSWERS = 256, 128
 
 

@@ -145,6 +145,7 @@ def test_pieces_of_n_answers_join_to_their_results(tiny, logprobs):
         assert sum((piece.logprobs for piece in own), ()) == choice.logprobs
         assert [piece.finished for piece in own] == [False] * (len(own) - 1) + [True]
         assert len(own) > 1
+        assert own[-1].usage == choice.usage and own[0].usage.prompt_tokens == 3
 
 
 def test_a_beam_search_comes_in_one_piece_an_answer(tiny):
@@ -155,6 +156,7 @@ def test_a_beam_search_comes_in_one_piece_an_answer(tiny):
         [choice.token_ids] for choice in result.choices
     ]
     assert all(piece.finished for own in pieces.values() for piece in own)
+    assert [pieces[index][0].usage for index in (0, 1)] == [choice.usage for choice in result.choices]
 
 
 def test_a_cancelled_answer_ends_in_a_piece_of_its_own(tiny):

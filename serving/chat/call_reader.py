@@ -2,7 +2,8 @@
 """`read_call`: a call that is written as a JSON object with its name and its arguments."""
 
 import json
-from collections.abc import Generator
+import re
+from collections.abc import Collection, Generator
 from typing import final
 
 from serving.chat.json_reader import read, read_string, read_value
@@ -11,25 +12,34 @@ from serving.chat.writer import Writer
 
 # Models mix these up.
 ARGUMENT_KEYS = ("arguments", "parameters")
+# As much as there may be of a call before its name is known.
+_HEAD = re.compile(r'\{\s*("(n|na|nam|name("\s*(:\s*("(?P<name>[^"\\]*))?)?)?)?)?')
 
 
 def read_call(reader: Reader, writer: Writer) -> Generator[None, None, tuple[bool, str]]:
     """Whether a call came, and if none did, what was read.
 
     It begins once its name is known, that of a tool, and ends at the object's end or at the first character that
-    cannot belong to it, which stays unread. Arguments are passed on as they come, from their name on.
+    cannot belong to it, which stays unread. Arguments are passed on as they come, from their name on. Where it is cut
+    off between its name and its arguments these are empty.
     """
     call = _Call(reader, writer)
     whole = yield from call.read()
     if call.begun:
         writer.finish()
         return True, ""
-    if whole and call.name:
+    if call.name and (whole or reader.broke_off):
         writer.begin(call.name)
-        writer.arguments(call.early or "{}")
+        writer.arguments(call.early or ("{}" if whole else ""))
         writer.finish()
         return True, ""
     return False, "".join(call.seen)
+
+
+def may_be_call(seen: str, tools: Collection[str]) -> bool:
+    """Whether `seen`, JSON that is cut off, is no more than the beginning of an object with the name of a tool."""
+    found = _HEAD.fullmatch(seen)
+    return found is not None and any(tool.startswith(found["name"] or "") for tool in tools)
 
 
 @final

@@ -2,7 +2,8 @@
 """The messages of a chat, checked: OpenAI's, with calls and their results, and how a model without tools is told them.
 
 A checked message has a role and a text as content; an assistant's may have `reasoning_content`, and `tool_calls` whose
-arguments are dicts, as templates want them; a tool's has its `tool_call_id` and, where a call has that id, its `name`.
+arguments are dicts, as templates want them, or the text of a call that broke off; a tool's has its `tool_call_id` and,
+where a call has that id, its `name`.
 """
 
 import json
@@ -38,42 +39,42 @@ def openai_messages(given: Any) -> Messages:
     return messages
 
 
-def text_of(content: Any, place: str) -> str:
-    """The text of a content that is one, or parts of type text. Raises `RequestError` for others by their type."""
+def text_of(content: Any, place: str, refusals: bool = False) -> str:
+    """The text of a content that is one, or parts of type text; with `refusals` parts of that type are texts too.
+
+    Raises `RequestError` for others by their type."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _wrong(place, content, "is no text; give a text, or parts of type text")
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-            where = f"{place}[{index}]"
-            if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
-                raise RequestError(f"{where} is of type {shown(kind, 80)}, which is not served; give text.", where)
-            raise _wrong(where, part, "is no text; give a text, or parts of type text")
-    return "".join(part["text"] for part in content)
+    return "".join(_part_text(part, f"{place}[{index}]", refusals) for index, part in enumerate(content))
 
 
-def arguments_of(given: Any, place: str) -> dict[str, Any]:
-    """The arguments of an earlier call as a dict: they are one already, or its JSON text."""
+def arguments_of(given: Any, place: str) -> dict[str, Any] | str:
+    """The arguments of an earlier call as a dict: they are one already, or its JSON text.
+
+    A text that is none, as an answer has it that was cut off or went wrong, stays itself."""
     value = given
     if isinstance(given, str):
         try:
             value = json.loads(given or "{}")
         except (ValueError, RecursionError):
             value = None
+        if not isinstance(value, Mapping):
+            return given
     if not isinstance(value, Mapping):
         raise _wrong(place, given, "is no JSON object; give the arguments as the answer had them")
     return dict(value)
 
 
-def call_message(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def call_message(call_id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
     """A call as it stands in a checked message."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def told(messages: Messages, tools: ChatTools, model: ChatModel, dialect: AbstractDialect) -> Messages:
     """The messages as the model's template takes them: what it has no place for is written into the texts."""
+    messages = _with_broken_calls_told(messages)
     messages = dialect.fitted(messages) if model.takes_calls else _spelt(messages, dialect)
     if tools.tools and tools.choice.mode != "none" and not model.takes_tools:
         messages = _instructed(messages, dialect.described(tools.tools), model)
@@ -81,17 +82,23 @@ def told(messages: Messages, tools: ChatTools, model: ChatModel, dialect: Abstra
 
 
 def _message(given: Any, place: str) -> dict[str, Any]:
-    role = given.get("role") if isinstance(given, Mapping) else None
-    role = _ROLE_NAMES.get(role, role) if isinstance(role, str) else role
-    if role not in _ROLES:
-        raise _wrong(f"{place}.role", role, f"is not one of {', '.join(_ROLES)}; use one of these")
+    if not isinstance(given, Mapping):
+        raise _wrong(place, given, "is no object; give one with role and content")
+    role = given.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _wrong(f"{place}.role", role, f"is not one of {', '.join(ROLES)}; use one of these")
+    role = _ROLE_NAMES.get(role, role)
     for name, value in given.items():
         if name not in _FIELDS and name not in _IGNORED and value is not None:
             raise RequestError(f"{place}.{name} is not served here; leave it out.", f"{place}.{name}")
     message: dict[str, Any] = {"role": role, "content": ""}
     calls = _calls(given, place) if role == "assistant" else []
-    if given.get("content") is not None or not calls:
-        message["content"] = text_of(given.get("content"), f"{place}.content")
+    content = given.get("content")
+    if role == "assistant" and content is None:
+        # It called, thought, or refused.
+        message["content"] = given["refusal"] if isinstance(given.get("refusal"), str) else ""
+    else:
+        message["content"] = text_of(content, f"{place}.content", refusals=role == "assistant")
     if isinstance(given.get("name"), str):
         message["name"] = given["name"]
     if calls:
@@ -102,6 +109,19 @@ def _message(given: Any, place: str) -> dict[str, Any]:
     if reasoning is not None and role == "assistant":
         message["reasoning_content"] = text_of(reasoning, f"{place}.reasoning_content")
     return message
+
+
+def _part_text(part: Any, place: str, refusals: bool) -> str:
+    if not isinstance(part, Mapping):
+        raise _wrong(place, part, "is no object; give parts of type text")
+    kind = part.get("type")
+    refuses = refusals and kind == "refusal"
+    if not refuses and isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+        raise RequestError(f"{place} is of type {shown(kind, 80)}, which is not served; give text.", place)
+    text = part.get("refusal" if refuses else "text")
+    if not isinstance(kind, str) or not isinstance(text, str):
+        raise _wrong(place, part, "is no text; give a text, or parts of type text")
+    return text
 
 
 def _call_id(given: Mapping[str, Any], place: str) -> str:
@@ -139,6 +159,31 @@ def _call(call_id: str, given: Any, place: str) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         raise _wrong(place, given, "has no name; give it as the answer had it")
     return call_message(call_id, name, arguments_of(given.get("arguments"), f"{place}.arguments"))
+
+
+def _with_broken_calls_told(messages: Messages) -> Messages:
+    """The messages with dicts as arguments of all calls: no template has a place for a text that is no object.
+
+    A call that broke off is text of its message, unless its result follows: then its text is its one argument."""
+    answered = {message.get("tool_call_id") for message in messages if message["role"] == "tool"}
+    made: Messages = []
+    for message in messages:
+        texts, calls = [message["content"]], []
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            if not isinstance(function["arguments"], str):
+                calls.append(call)
+            elif call["id"] in answered:
+                calls.append(call_message(call["id"], function["name"], {"arguments": function["arguments"]}))
+            else:
+                texts.append(f"{function['name']}({function['arguments']}")
+        if calls == message.get("tool_calls", []):
+            made.append(message)
+            continue
+        others = {name: value for name, value in message.items() if name != "tool_calls"}
+        told_calls = {"tool_calls": calls} if calls else {}
+        made.append({**others, "content": "\n".join(filter(None, texts)), **told_calls})
+    return made
 
 
 def _spelt(messages: Messages, dialect: AbstractDialect) -> Messages:

@@ -17,7 +17,8 @@ from serving.chat.writer import Writer
 class AnswerParser:
     """One answer. Joined, the parts of all texts are the same however these are cut, and a tag never shows in part.
 
-    Of `dialect` None no calls are looked for. The words `dropped` are left out wherever they stand.
+    Of `dialect` None no calls are looked for. The words `dropped` are left out wherever they stand. With `only_calls`
+    the answer has no text.
     """
 
     def __init__(
@@ -27,7 +28,9 @@ class AnswerParser:
         thinking: Thinking | None = None,
         dropped: tuple[str, ...] = (),
         new_id: Callable[[], str] | None = None,
+        only_calls: bool = False,
     ):
+        self._only_calls = only_calls
         self._reader = Reader()
         self._writer = Writer(tools or {}, new_id or (dialect.new_id if dialect else str))
         self._filter = WordFilter(dropped)
@@ -42,12 +45,14 @@ class AnswerParser:
             next(self._program)
         return self._writer.take()
 
-    def end(self) -> list[Part]:
-        """What is left: the answer is over."""
+    def end(self, cut: bool = False) -> list[Part]:
+        """What is left: the answer is over, by its own end or `cut` off. A call that was cut off ends with what it has
+        of arguments; where not even its name had come, it is left out."""
         if text := self._filter.end():
             self._reader.give(text)
             next(self._program)
-        self._reader.end()
+        # Within a call there is no text, and behind it are but others.
+        self._reader.end(cut, self._only_calls or self._writer.called)
         for _ in self._program:
             raise AssertionError("a program wants to read past the end")
         return self._writer.take()

@@ -79,7 +79,9 @@ def _parser(
     dialect: AbstractDialect | None, tools: ChatTools, thinking: Thinking | None, dropped: tuple[str, ...]
 ) -> Callable[[], AnswerParser]:
     by_name = {tool.name: tool for tool in tools.callable}
-    return lambda: AnswerParser(dialect, by_name, thinking, dropped)
+    return lambda: AnswerParser(
+        dialect, by_name, thinking, dropped, only_calls=dialect is not None and tools.choice.mode == "required"
+    )
 
 
 def _grammar(

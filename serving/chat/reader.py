@@ -32,24 +32,39 @@ class Reader:
 
     def __init__(self):
         self._text, self._place, self._ended = "", 0, False
+        self._cut = self._is_starved = False
+        self._only_calls = False
 
     def give(self, text: str) -> None:
         """Nothing; `text` comes next. All that was given before has been read."""
         assert self._place == len(self._text), "text was given before the last was read"
         self._text, self._place = text, 0
 
-    def end(self) -> None:
-        """Nothing; no more comes."""
-        self._ended = True
+    def end(self, cut: bool = False, only_calls: bool = False) -> None:
+        """Nothing; no more comes, though it was to where the answer was `cut` off. One of `only_calls` has no text."""
+        self._ended, self._cut, self._only_calls = True, cut, only_calls
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether the answer was cut off where the program wanted to read on. What it has read since is no text but
+        the format's, as far as it got."""
+        return self._cut and self._is_starved
+
+    def is_begun(self, came: str, word: str) -> bool:
+        """Whether `came`, with which the answer ended, is a word of the format that was cut off. Three signs or
+        fewer are as likely text, as a fence or the beginning of a tag is."""
+        return self.broke_off and word.startswith(came) and (self._only_calls or len(came) > 3)
 
     def unread(self, text: str) -> None:
         """Nothing; `text`, which was read, comes next again."""
         self._text, self._place = text + self._text[self._place :], 0
+        self._is_starved = False
 
     def peek(self) -> Generator[None, None, str]:
         """The next character, which stays; "" at the end."""
         while self._place == len(self._text):
             if self._ended:
+                self._is_starved = True
                 return ""
             yield
         return self._text[self._place]
@@ -125,5 +140,6 @@ class Reader:
                     emit(blanks + held[0])
                     blanks = ""
                 held = held[1:]
-        emit(blanks + held)
+        if not any(self.is_begun(held, word) for word in marks.words):
+            emit(blanks + held)
         return "", ""

@@ -86,7 +86,8 @@ def read_reasoning(reader: Reader, writer: Writer, thinking: Thinking) -> Progra
         blanks = yield from reader.blanks()
         came = yield from reader.word(thinking.tags.open)
         if came != thinking.tags.open:
-            reader.unread(blanks + came)
+            if not came or not reader.is_begun(came, thinking.tags.open):
+                reader.unread(blanks + came)
             return
     yield from reader.blanks()
     yield from reader.until(Marks((thinking.tags.close,)), writer.reasoning)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check_schema`: whether a JSON schema's keywords have the form that they must have, whoever reads them then."""
+"""`check_schema`: whether a JSON schema's keywords have the form that they must have, whoever reads them then. And
+`closed`: a strict schema, without properties that it does not name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,3 +52,32 @@ def check_schema(schema: Mapping[str, Any], place: str) -> None:
         left += [(one, f"{where}.{name}.{key}") for name in _MAPS for key, one in found.get(name, {}).items()]
         left += [(one, f"{where}.{name}[{at}]") for name in _LISTS for at, one in enumerate(found.get(name, ()))]
         left += [(found[name], f"{where}.{name}") for name in _ONES if name in found]
+
+
+def closed(schema: Any, place: str, all_required: bool) -> Any:
+    """The schema with no properties but those it names, in each of its objects; `all_required` has it require them.
+
+    Raises `RequestError` for one that allows others."""
+    if not isinstance(schema, Mapping):
+        return schema
+    made = dict(schema)
+    kind = schema.get("type")
+    if "properties" in schema or kind == "object" or (isinstance(kind, list) and "object" in kind):
+        if schema.get("additionalProperties", False) is not False:
+            path = f"{place}.additionalProperties"
+            given = shown(schema["additionalProperties"], 80)
+            raise RequestError(f"{path}={given} is not false, as strict has it; set it so, or leave strict out.", path)
+        made["additionalProperties"] = False
+        if all_required:
+            made["required"] = list(dict.fromkeys((*schema.get("required", ()), *schema.get("properties", {}))))
+    for name in _MAPS:
+        if name in schema:
+            made[name] = {key: closed(one, f"{place}.{name}.{key}", all_required) for key, one in schema[name].items()}
+    for name in _LISTS:
+        if name in schema:
+            listed = enumerate(schema[name])
+            made[name] = [closed(one, f"{place}.{name}[{at}]", all_required) for at, one in listed]
+    for name in _ONES:
+        if name in schema:
+            made[name] = closed(schema[name], f"{place}.{name}", all_required)
+    return made

@@ -18,6 +18,9 @@ from metrale_jax.sampling.params import STRUCTURES, SamplingParams
 from serving.chat.lark import json_of, literal, pattern, word
 from serving.chat.reasoning import Thinking
 
+# What may stand before reasoning: a model could else put off for ever what it is held to.
+BEFORE = "[ \\t\\r\\n]{0,2}"
+
 
 @dataclass(frozen=True)
 class CallForm:
@@ -84,12 +87,12 @@ def _body(wanted: Wanted, has_content: bool, special_tokens: Mapping[str, int]) 
     """What comes behind reasoning, and the rules that it refers to."""
     form = wanted.calls
     if form is None:
-        return "BLANKS? content", []
+        return "content", []
     calls = f"{form.first} {'' if wanted.one_call else f'({form.more})*'} {form.close}"
     tagged = f"{word(form.tag, special_tokens)} calls" if form.tag else ""
     rules = [f"calls: {calls}", *form.rules]
     if wanted.required:
-        return f"{'BLANKS? ' if wanted.thinking else ''}{'calls' if form.bare else tagged}", rules
+        return "calls" if form.bare else tagged, rules
     if has_content:
         if form.bare:
             raise RequestError(
@@ -97,7 +100,7 @@ def _body(wanted: Wanted, has_content: bool, special_tokens: Mapping[str, int]) 
                 'set tool_choice to "required" or "none", or leave the structure out.',
                 "tool_choice",
             )
-        return f"BLANKS? content | BLANKS? {tagged}", rules
+        return f"content | {tagged}", rules
     kept = _kept_from_text(wanted, special_tokens)
     branches = ["text"]
     if form.bare:
@@ -117,7 +120,7 @@ def _kept_from_text(wanted: Wanted, special_tokens: Mapping[str, int]) -> list[s
     """Patterns of texts that are reasoning."""
     if wanted.thinking is None or wanted.thinking.tags.open in special_tokens:
         return []
-    return [f"[ \\t\\r\\n]*{pattern(wanted.thinking.tags.open)}(?s:.*)"]
+    return [f"{BEFORE}{pattern(wanted.thinking.tags.open)}(?s:.*)"]
 
 
 def _start(wanted: Wanted, free: bool, special_tokens: Mapping[str, int]) -> tuple[str, list[str]]:
@@ -131,13 +134,13 @@ def _start(wanted: Wanted, free: bool, special_tokens: Mapping[str, int]) -> tup
         think = " ".join([*begins, "THOUGHT?", word(tags.close, special_tokens)])
         rules = [f"think: {think}", f"unclosed: {' '.join([*begins, 'THOUGHT?'])}", "THOUGHT: /(?s:.+)/"]
     else:
-        beginning = "" if opened else f"[ \\t\\r\\n]*{pattern(tags.open)}"
+        beginning = "" if opened else f"{BEFORE}{pattern(tags.open)}"
         end = pattern(tags.close)
         rules = [
             f"think[lazy]: /{beginning}(?s:.*){end}/",
             f"unclosed: UNCLOSED\nUNCLOSED: /{beginning}(?s:.*)/{_without([f'(?s:.*){end}(?s:.*)'])}",
         ]
-    ways = ["think body"] + ([] if opened else ["body"]) + (["unclosed"] if free else [])
+    ways = ["think body" if free else "think BLANKS? body"] + ([] if opened else ["body"]) + (["unclosed"] if free else [])
     return f"start: {' | '.join(ways)}", [blanks, *(rules if free else [r for r in rules if "unclosed" not in r])]
 
 

@@ -9,23 +9,29 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from metrale_jax.core.errors import RequestError, shown
-from serving.chat.schema_check import check_schema
+from serving.chat.schema_check import check_schema, closed
 
 MAX_TOOLS = 128
 # Some APIs take names of 64 characters, some of 128.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+# What else says which properties there are.
+_OF_PROPERTIES = frozenset(
+    "additionalProperties patternProperties unevaluatedProperties $ref allOf anyOf oneOf minProperties if".split()
+)
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({"type": "object", "properties": {}})
 
 
 @dataclass(frozen=True)
 class Tool:
     """A function that the model may call. `parameters` is JSON text of a schema of type object. `strict` has each
-    keyword of it enforced, or refused; else those that cannot be are passed over."""
+    keyword of it enforced, or refused; else those that cannot be are passed over. What calls are held to is `enforced`,
+    or `parameters` where it is empty."""
 
     name: str
     description: str = ""
     parameters: str = '{"type": "object", "properties": {}}'
     strict: bool = False
+    enforced: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, given: Any, place: str, parameters: str = "parameters") -> Self:
@@ -39,13 +45,21 @@ class Tool:
             raise _wrong(f"{place}.description", description, "is no text; give one, or leave it out")
         if not isinstance(strict, bool | None):
             raise _wrong(f"{place}.strict", strict, "is neither true nor false; give one")
-        schema = given.get(parameters)
-        return cls(name, description or "", _schema_text(schema, f"{place}.{parameters}"), bool(strict))
+        text = _schema_text(given.get(parameters), f"{place}.{parameters}")
+        schema = json.loads(text)
+        # With OpenAI, whose name for it this is, strict arguments are all required.
+        held = closed(schema, f"{place}.{parameters}", parameters == "parameters") if strict else _without_any(schema)
+        return cls(name, description or "", text, bool(strict), json.dumps(held, ensure_ascii=False))
 
     @property
     def schema(self) -> dict[str, Any]:
         """`parameters` as data."""
         return json.loads(self.parameters)
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """The schema that calls are held to."""
+        return json.loads(self.enforced or self.parameters)
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -192,6 +206,12 @@ def _schema_text(given: Any, place: str) -> str:
         return json.dumps({"type": "object", **given}, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{place} is not plain JSON ({error}); give plain values.", place) from error
+
+
+def _without_any(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that names its properties, and there are none, has none: a model would make some up."""
+    is_bare = schema.get("properties") == {} and not schema.get("required") and not schema.keys() & _OF_PROPERTIES
+    return {**schema, "additionalProperties": False} if is_bare else schema
 
 
 def _wrong(place: str, given: Any, what: str) -> RequestError:

@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import final
 
 from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
+from serving.chat.reader import Reader
 from serving.chat.tools import Tool
 
 
 @final
 class Writer:
-    """`tools` are those that may be called, by name; `new_id` makes the id of a call."""
+    """`tools` are those that may be called, by name; `new_id` makes the id of a call. `called`: one has begun."""
 
     def __init__(self, tools: Mapping[str, Tool], new_id: Callable[[], str]):
         self.tools = tools
+        self.called = False
         self._new_id = new_id
         self._num_calls = 0
         self._parts: list[Part] = []
@@ -24,6 +26,11 @@ class Writer:
         if text:
             self._parts.append(Content(text))
 
+    def no_call(self, text: str, reader: Reader) -> None:
+        """Nothing; `text` was read for a call and is none: it is for the reader, unless it was cut off first."""
+        if not reader.broke_off:
+            self.content(text)
+
     def reasoning(self, text: str) -> None:
         """Nothing; more of what the model thinks."""
         if text:
@@ -31,6 +38,7 @@ class Writer:
 
     def begin(self, name: str) -> None:
         """Nothing; a call of the tool `name` has begun."""
+        self.called = True
         self._parts.append(CallBegun(self._num_calls, self._new_id(), name))
 
     def arguments(self, text: str) -> None:

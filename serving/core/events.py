@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes back from the service: frozen, plain data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from metrale_jax.results import GenerationResult, TokenLogprob
+from metrale_jax.results import GenerationResult, TokenLogprob, Usage
 
 
 @dataclass(frozen=True)
@@ -12,12 +12,15 @@ class Delta:
 
     A reader that falls behind gets what it missed in one piece, so a delta has any number of tokens. Text may lag
     behind its tokens (half a character, the beginning of a stop string), so one may have either without the other.
+    `usage` counts the answer up to here, where that is known.
     """
 
     index: int
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    # It says what was counted, not what is new.
+    usage: Usage | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

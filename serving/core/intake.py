@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # No tokenizer makes fewer tokens of a text than one for so many characters, on the whole: a guess before it is run.
 CHARACTERS_PER_TOKEN = 4
-# Texts in one call to score, and branches of a prompt. Those to embed run one after the other: clients send thousands.
-MAX_TEXTS, MAX_INPUTS = 256, 2048
+# Texts in one call to embed; texts to score and branches of a prompt are one request of the engine each.
+MAX_INPUTS, MAX_TEXTS = 2048, 256
 
 
 def counted(name: str, texts: Sequence, most: int = MAX_TEXTS) -> int:

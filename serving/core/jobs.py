@@ -35,7 +35,7 @@ class GenerateJob:
         for place, answer in list(self._unended.items()):
             for piece in answer.new_pieces():
                 index = self._index(place, piece.index)
-                yield Report(self.job_id, Delta(index, piece.text, piece.token_ids, piece.logprobs))
+                yield Report(self.job_id, Delta(index, piece.text, piece.token_ids, piece.logprobs, piece.usage))
             if answer.finished:
                 del self._unended[place]
                 choices = answer.result().choices

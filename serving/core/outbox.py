@@ -69,4 +69,5 @@ class _Gathered:
             "".join([delta.text for delta in self._deltas]),
             tuple([token for delta in self._deltas for token in delta.token_ids]),
             tuple([one for delta in self._deltas for one in delta.logprobs]),
+            self._deltas[-1].usage,
         )

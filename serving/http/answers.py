@@ -83,6 +83,11 @@ def finish_reason(result: GenerationResult) -> str:
     return FINISH_REASONS.get(result.finish_reason, result.finish_reason)
 
 
+def was_cut(result: GenerationResult) -> bool:
+    """Whether the answer ended by a limit, wherever it was. Raises `ServiceError` where it is none."""
+    return finish_reason(result) == "length"
+
+
 @dataclass
 class UsageSum:
     """Tokens of answers to several prompts: a prompt counts once."""

@@ -14,23 +14,24 @@ from serving.batch.requests import BadLine, openai_body, seed_of
 from serving.core.calls import Caller
 from serving.core.errors import Kind, ServiceError
 from serving.core.incidents import foreseen
-from serving.http import chat, completions, embeddings
+from serving.http import chat, completions, embeddings, responses
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, Endpoint
 from serving.http.errors import renamed, status_of
 
-APIS = (chat, completions, embeddings)
+APIS = (chat, completions, embeddings, responses)
 # What batches' calls are named in logs and metrics.
 METHOD = "/v1/batches"
 # Those that draw tokens: their lines have a seed, so that a line that is run again says the same, and a priority behind
 # every live call's that names none.
-DRAWING = ("/v1/chat/completions", "/v1/completions")
+DRAWING = ("/v1/chat/completions", "/v1/completions", responses.PATH)
 PRIORITY = 1_000_000
 
 
 def endpoints(desk: Desk) -> dict[str, Endpoint]:
     """The methods that lines may call, by their urls."""
-    return {route.path: route.endpoint for api in APIS for route in api.routes(desk)}
+    routes = [route for api in APIS for route in api.routes(desk)]
+    return {route.path: route.endpoint for route in routes if "POST" in route.methods}
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ async def live_answer(
         body["priority"] = _behind(body.get("priority"))
         if body.get("seed") is None:
             body["seed"] = seed_of(job.origin)
+    if endpoint.name == responses.PATH:
+        body["store"] = False  # nobody else finds what a batch keeps
     asked = Asked(
         caller, request_id, None, METHOD, body, path={}, query=QueryParams(""), headers=Headers(), background=True
     )

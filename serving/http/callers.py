@@ -18,6 +18,8 @@ TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 REQUEST_ID_HEADER = "x-request-id"
 # Seconds that the client will wait for the whole answer.
 TIMEOUT_HEADER = "x-request-timeout"
+# Anthropic's clients send it.
+VERSION_HEADER = "anthropic-version"
 # It goes back as a header, and into logs.
 _REQUEST_ID = re.compile("[!-~]{1,128}")
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")

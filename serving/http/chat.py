@@ -25,6 +25,7 @@ from serving.http.answers import (
     results_of,
     streaming_of,
     switch,
+    was_cut,
 )
 from serving.http.bodies import text_field
 from serving.http.chat_parts import SpokenAnswer
@@ -137,7 +138,7 @@ def _choice(work: _Work, index: int, result: GenerationResult) -> dict[str, Any]
     answer = work.answer()
     choice = {
         "index": index,
-        "message": answer.message(result.text),
+        "message": answer.message(result.text, was_cut(result)),
         "logprobs": chat_logprobs(result.logprobs, work.label),
         "finish_reason": answer.reason(finish_reason(result)),
     }
@@ -176,7 +177,7 @@ def _told(work: _Work, event: Event, answer: SpokenAnswer) -> Iterator[bytes]:
             ids = event.token_ids if place == 0 else ()
             yield _chunk(work, event.index, delta, event.logprobs if place == 0 else (), ids)
     else:
-        for delta in answer.end():
+        for delta in answer.end(was_cut(event.result)):
             yield _chunk(work, event.index, delta)
         yield _chunk(work, event.index, {}, reason=answer.reason(finish_reason(event.result)))
 

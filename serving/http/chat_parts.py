@@ -18,15 +18,17 @@ class SpokenAnswer:
         """The deltas of what is new by `text`."""
         return self._deltas(self._parser.feed(text))
 
-    def end(self) -> list[dict[str, Any]]:
-        """The deltas of what is left; nothing more comes."""
-        return self._deltas(self._parser.end())
+    def end(self, cut: bool) -> list[dict[str, Any]]:
+        """The deltas of what is left; nothing more comes, perhaps since it was `cut` off."""
+        return self._deltas(self._parser.end(cut))
 
-    def message(self, text: str) -> dict[str, Any]:
-        """The message of an answer that is whole."""
-        said = whole(self._parser.feed(text) + self._parser.end())
+    def message(self, text: str, cut: bool) -> dict[str, Any]:
+        """The message of an answer in one piece, to its end or to where it was `cut` off."""
+        said = whole(self._parser.feed(text) + self._parser.end(cut))
         self._calls = bool(said.calls)
-        message = {"role": "assistant", "content": said.content, "refusal": None}
+        # Of a call that was cut off before its name there is nothing to tell.
+        content = None if cut and text and not said.content else said.content
+        message = {"role": "assistant", "content": content, "refusal": None}
         if said.reasoning:
             message["reasoning_content"] = said.reasoning
         if not said.calls:

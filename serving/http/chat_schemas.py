@@ -5,6 +5,7 @@ from serving.chat.messages import ROLES
 from serving.chat.reasoning import EFFORTS
 from serving.chat.tools import MAX_TOOLS, TOOL_NAME
 from serving.http.operations import Operation
+from serving.http.paging import page_of
 from serving.http.schemas import ANYTHING, BOOLEAN, PARAMS, any_of, array, body_of, integer, nullable, object_of, text
 from serving.passed_over import (
     DRAWING,
@@ -18,7 +19,8 @@ from serving.passed_over import (
 OBJECT = {"type": "object"}
 NAME = {"type": "string", "pattern": f"^{TOOL_NAME.pattern}$"}
 PART = object_of({"type": text("text", "input_text", "output_text"), "text": text()}, "type", "text")
-CONTENT = any_of(text(), array(PART))
+REFUSAL = object_of({"type": text("refusal"), "refusal": text()}, "type", "refusal")
+CONTENT = any_of(text(), array(any_of(PART, REFUSAL)))
 SCHEMA = object_of({"type": text("object"), "properties": OBJECT})
 FUNCTION = object_of(
     {"name": NAME, "description": nullable(text()), "parameters": nullable(SCHEMA), "strict": nullable(BOOLEAN)}, "name"
@@ -142,7 +144,17 @@ RESPONSES_ABOUT = Operation(
     RESPONSE,
     is_streamed=True,
 )
-SHOW_ABOUT = Operation("A response that is kept.", answer=RESPONSE)
+SHOW_ABOUT = Operation(
+    "A response that is kept.",
+    answer=RESPONSE,
+    is_streamed=True,
+    query={"stream": BOOLEAN, "starting_after": integer(0), "include": ANYTHING, "include_obfuscation": ANYTHING},
+)
+INPUT_ITEMS_ABOUT = Operation(
+    "The items that a response was made from.",
+    answer=page_of(object_of({"type": text(), "id": text()}, "type", "id")),
+    query={"after": text(), "limit": integer(1, 100), "order": text("asc", "desc"), "include": ANYTHING},
+)
 FORGET_ABOUT = Operation(
     "Keeps a response no longer.",
     answer=object_of({"id": text(), "object": text("response"), "deleted": {"const": True}}, "id", "object", "deleted"),

@@ -135,7 +135,8 @@ async def complete(desk: Desk, asked: Asked) -> Response | ASGIApp:
         )
     if work.streaming.wanted:
         _check_streamed(completions)
-        return EventStream(_chunks(work), desk.settings.ping_s)
+        events = _chunks_of_prompts(work) if completions.only_prompt else _chunks(work)
+        return EventStream(events, desk.settings.ping_s)
     return await (_of_prompts(work) if completions.only_prompt else _whole(work))
 
 
@@ -153,6 +154,22 @@ async def _whole(work: _Work) -> Response:
 
 async def _of_prompts(work: _Work) -> Response:
     """Prompts as they are, with their log-probabilities; nothing is drawn."""
+    choices, usage = await _prompts_scored(work)
+    return json_answer(_object(work, choices) | {"usage": usage})
+
+
+async def _chunks_of_prompts(work: _Work) -> AsyncIterator[bytes]:
+    """The same, each prompt in one piece."""
+    choices, usage = await _prompts_scored(work)
+    for choice in choices:
+        yield _chunk(work, choice)
+    if work.streaming.usage:
+        yield data(_object(work, []) | {"usage": usage})
+    yield DONE
+
+
+async def _prompts_scored(work: _Work) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The choices, and the usage object."""
     completions, model = work.completions, work.desk.model
     asked = [
         ScoreCall(call.prompt, (), completions.logprobs or 0, call.params.cache_salt, call.info) for call in work.calls
@@ -163,7 +180,7 @@ async def _of_prompts(work: _Work) -> Response:
         for index, (call, scored) in enumerate(zip(asked, scores, strict=True))
     ]
     num_tokens, cached = sum(len(one.token_ids) for one in scores), sum(one.cached_tokens for one in scores)
-    return json_answer(_object(work, choices) | {"usage": usage_of(num_tokens, 0, cached)})
+    return choices, usage_of(num_tokens, 0, cached)
 
 
 def _prompt_choice(work: _Work, index: int, prompt: Prompt, scored: Scored) -> dict[str, Any]:
@@ -245,11 +262,10 @@ def _check_streamed(completions: Completions) -> None:
     params = completions.params
     for field_name, is_wrong, fault in (
         ("best_of", params.n > completions.num_kept, "answers cannot be chosen before they are whole; leave it out"),
-        ("max_tokens", completions.only_prompt, "a stream of no tokens has nothing to say; leave stream out"),
         (
             "prompt_logprobs" if not params.echo else "echo",
-            params.prompt_logprobs is not None,
-            "log-probabilities of a prompt come with whole answers only; leave stream out",
+            params.prompt_logprobs is not None and not completions.only_prompt,
+            "log-probabilities of a prompt come with whole answers only; leave stream out, or logprobs",
         ),
     ):
         if is_wrong:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from metrale_jax.core.errors import RequestError, shown
 from serving.core.calls import EmbedCall, Prompt
+from serving.core.intake import MAX_INPUTS
 from serving.http.answers import body_faults, known_only, label_of, switch
 from serving.http.bodies import text_field
 from serving.http.desk import Desk
@@ -35,7 +36,7 @@ from serving.openai_body import checked_prompt
 
 FORMATS, POOLINGS = ("float", "base64"), ("mean", "last")
 FIELDS = {
-    "input": any_of(text(), TOKENS, array(any_of(text(), TOKENS), 1)),
+    "input": any_of(text(), TOKENS, array(any_of(text(), TOKENS), 1, MAX_INPUTS)),
     "model": MODEL,
     "encoding_format": text(*FORMATS),
     "dimensions": integer(1),

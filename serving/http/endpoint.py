@@ -3,7 +3,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers, QueryParams
@@ -68,6 +68,8 @@ class Endpoint:
     about: Operation = UNDESCRIBED
     read: Reader | None = None
     names: Names = lambda body: {}
+    # What errors are written in for who sends such a header.
+    forms: Mapping[str, ErrorForm] = field(default_factory=dict)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -89,7 +91,8 @@ class Endpoint:
                 await body.read_away()
             closing = {"connection": "close"} if is_pending or desk.calls.draining else {}
             with suppress(ServiceError), foreseen(self.name):  # who takes nothing is told nothing
-                await out.fail(scope, self.form, error, closing)
+                form = next((form for name, form in self.forms.items() if name in headers), self.form)
+                await out.fail(scope, form, error, closing)
 
     async def _asked(self, scope: Scope, headers: Headers, body: IncomingBody, out: Outgoing) -> Asked:
         out.request_id = request_id_of(headers)

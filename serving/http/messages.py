@@ -2,15 +2,14 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens.
 
 Where the model thinks, an answer has blocks of thinking whether they were asked for or not; their signature is empty.
-What it thinks counts towards `max_tokens`; a `budget_tokens` is checked and passed over. In a stream the tokens of the
-prompt are told at the end.
+What it thinks counts towards `max_tokens`; a `budget_tokens` is checked and passed over.
 """
 
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import Response
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from metrale_jax.core.errors import shown
-from metrale_jax.results import GenerationResult
+from metrale_jax.results import GenerationResult, Usage
 from metrale_jax.sampling.params import SamplingParams
 from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from serving.chat.plan import ChatPlan
@@ -26,8 +25,9 @@ from serving.chat.writer import merged
 from serving.core.calls import GenerateCall, Prompt, TokenizeCall
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
-from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch
+from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch, was_cut
 from serving.http.bodies import text_field
+from serving.http.callers import VERSION_HEADER
 from serving.http.chat_plan import faults_of, planned
 from serving.http.chat_schemas import COUNT_ABOUT, MESSAGES_ABOUT
 from serving.http.desk import Desk
@@ -37,7 +37,8 @@ from serving.http.messages_body import KNOWN, chat_of, names_of, params_of
 from serving.http.sse import EventStream, named
 from serving.passed_over import MESSAGES_REFUSED, refuse
 
-VERSION_HEADER = "anthropic-version"
+# A member's key and colon, and the comma behind its value.
+_KEY, _COMMA = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*'), re.compile(r"\s*,")
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -114,9 +115,9 @@ async def answer(desk: Desk, asked: Asked) -> Response | ASGIApp:
     with faults_of(plan):
         [[result]] = await results_of(desk, [work.call], asked.caller)
     parser = plan.parser()
-    content = blocks_of(parser.feed(result.text) + parser.end())
+    content = blocks_of(parser.feed(result.text) + parser.end(was_cut(result)))
     called = any(block["type"] == "tool_use" for block in content)
-    return json_answer(work.message(content, work.ending(result, called), _usage(result)))
+    return json_answer(work.message(content, work.ending(result, called), _usage(result.usage)))
 
 
 async def count(desk: Desk, asked: Asked) -> Response:
@@ -131,7 +132,7 @@ async def count(desk: Desk, asked: Asked) -> Response:
 
 
 def blocks_of(parts: list[Part]) -> list[dict[str, Any]]:
-    """The content blocks of a whole answer. Arguments that broke off are text: an input is an object."""
+    """The content blocks of a whole answer. Of arguments that broke off, an input has the members that are whole."""
     blocks: list[dict[str, Any]] = []
     arguments = ""
     for part in merged(parts):
@@ -151,7 +152,23 @@ def _with_input(block: dict[str, Any], arguments: str) -> dict[str, Any]:
     try:
         return block | {"input": json.loads(arguments)}
     except (ValueError, RecursionError):
-        return {"type": "text", "text": f"{block['name']}{arguments}"}
+        return block | {"input": _whole_members(arguments)}
+
+
+def _whole_members(arguments: str) -> dict[str, Any]:
+    """The members of an object that is cut off, up to the last that a comma ends."""
+    decoder, members, place = json.JSONDecoder(), {}, 1
+    while found := _KEY.match(arguments, place):
+        try:
+            value, end = decoder.raw_decode(arguments, found.end())
+        except (ValueError, RecursionError):
+            break
+        ended = _COMMA.match(arguments, end)
+        if ended is None:
+            break
+        members[json.loads(found[1])] = value
+        place = ended.end()
+    return members
 
 
 # The name of a delta and of its text, by what it is of.
@@ -208,18 +225,19 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
             async for event in events:
                 if not begun:
                     begun = True
-                    usage = {"input_tokens": 0, "output_tokens": 0}
                     ending = {"stop_reason": None, "stop_sequence": None}
-                    yield _event("message_start", message=work.message([], ending, usage))
+                    usage = event.usage if isinstance(event, Delta) else event.result.usage
+                    counted = _usage(replace(usage or Usage(0, 0, 0), generated_tokens=0))
+                    yield _event("message_start", message=work.message([], ending, counted))
                     yield _event("ping")
                 if isinstance(event, Delta):
                     for told in blocks.of(parser.feed(event.text)):
                         yield told
                 else:
-                    for told in (*blocks.of(parser.end()), *blocks.closed()):
+                    for told in (*blocks.of(parser.end(was_cut(event.result))), *blocks.closed()):
                         yield told
                     ending = work.ending(event.result, blocks.called)
-                    yield _event("message_delta", delta=ending, usage=_usage(event.result))
+                    yield _event("message_delta", delta=ending, usage=_usage(event.result.usage))
     yield _event("message_stop")
 
 
@@ -227,9 +245,8 @@ def _event(kind: str, **fields: Any) -> bytes:
     return named(kind, {"type": kind, **fields})
 
 
-def _usage(result: GenerationResult) -> dict[str, Any]:
+def _usage(used: Usage) -> dict[str, Any]:
     """Tokens that were computed for the prompt, those that were not again, and the answer's."""
-    used = result.usage
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -131,9 +131,11 @@ def _append(messages: Messages, message: dict[str, Any]) -> None:
 
 def _told(given: Any, place: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The messages that one of Anthropic's is: results of tools stand before what the user says."""
-    role = given.get("role") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping):
+        raise _wrong(place, given, "is no object; give one with role and content")
+    role = given.get("role")
     if role not in ("user", "assistant", "system"):
-        raise _wrong(f"{place}.role", role, "is neither user nor assistant; use one of these")
+        raise _wrong(f"{place}.role", role, "is not one of user, assistant, system; use one of these")
     content = given.get("content")
     if isinstance(content, str):
         yield {"role": role, "content": content}
@@ -165,7 +167,9 @@ class _Turn:
 
 
 def _take(said: _Turn, block: Any, place: str, names: dict[str, str]) -> None:
-    kind = block.get("type") if isinstance(block, Mapping) else None
+    if not isinstance(block, Mapping):
+        raise _wrong(place, block, "is no object; give a block with its type")
+    kind = block.get("type")
     if kind == "text":
         said.texts.append(_field(block, "text", place))
     elif kind == "thinking" and said.role == "assistant":

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v1/models: the models there are."""
+"""/v1/models: the models there are, in OpenAI's words and in Anthropic's at once. What Anthropic's clients do wrong is
+told in their form."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import Response
@@ -9,31 +11,35 @@ from starlette.routing import Route
 from metrale_jax.core.errors import shown
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import ModelCard
+from serving.http.callers import VERSION_HEADER
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer
+from serving.http.errors import ANTHROPIC
 from serving.http.operations import Operation
-from serving.http.schemas import array, integer, object_of, text
+from serving.http.paging import page, page_of
+from serving.http.schemas import integer, object_of, text
 
 OWNER = "metrale-jax"
-MODEL = object_of(
-    {"id": text(), "object": text("model"), "created": integer(), "owned_by": text(), "max_model_len": integer(1)},
-    "id",
-    "object",
-    "created",
-    "owned_by",
-)
+FORMS = {VERSION_HEADER: ANTHROPIC}
+OPENAIS = {"id": text(), "object": text("model"), "created": integer(), "owned_by": text()}
+ANTHROPICS = {"type": text("model"), "display_name": text(), "created_at": text(), "lifecycle": text("active")}
+MODEL = object_of({**OPENAIS, **ANTHROPICS, "max_model_len": integer(1)}, *OPENAIS, *ANTHROPICS)
 ONE = Operation("One model.", answer=MODEL)
-LIST = Operation("All models.", answer=object_of({"object": text("list"), "data": array(MODEL)}, "object", "data"))
+LIST = Operation("All models.", answer=page_of(MODEL))
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
-    return [get(desk, "/v1/models", models, about=LIST), get(desk, "/v1/models/{model:path}", model, about=ONE)]
+    return [
+        get(desk, "/v1/models", models, about=LIST, forms=FORMS),
+        get(desk, "/v1/models/{model:path}", model, about=ONE, forms=FORMS),
+    ]
 
 
 async def models(desk: Desk, asked: Asked) -> Response:
     """All of them; none while one loads."""
-    return json_answer({"object": "list", "data": [model_object(card) for card in desk.service.models()]})
+    cards = desk.service.models()
+    return json_answer(page(cards, lambda card: card.id, model_object, None, len(cards)))
 
 
 async def model(desk: Desk, asked: Asked) -> Response:
@@ -47,12 +53,18 @@ async def model(desk: Desk, asked: Asked) -> Response:
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:
-    """The model object of OpenAI, and what vLLM and we say beside it."""
+    """The model object of OpenAI and of Anthropic, and what vLLM and we say beside it."""
     return {
         "id": card.id,
         "object": "model",
         "created": card.created,
         "owned_by": OWNER,
+        "type": "model",
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": card.max_context_tokens,
+        "max_tokens": card.max_context_tokens,
         "max_model_len": card.max_context_tokens,
         "architecture": card.architecture,
         "dtype": card.dtype,

@@ -2,10 +2,8 @@
 """Lists that are told page by page, and what their queries may say."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
-
-from starlette.datastructures import QueryParams
 
 from metrale_jax.core.errors import shown
 from serving.core.errors import Kind, ServiceError
@@ -24,7 +22,7 @@ def whole_number(name: str, given: Any, least: int, most: int) -> int:
     return value
 
 
-def known_query(query: QueryParams, names: Sequence[str]) -> None:
+def known_query(query: Iterable[str], names: Sequence[str]) -> None:
     """Nothing. Raises `ServiceError` for what is none of those names."""
     for name in query:
         if name not in names:

@@ -2,7 +2,7 @@
 """`ResponseStore`: responses that later ones may go on from, in memory and for as long as there is room."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serving.chat.dialects.api import Messages
@@ -14,10 +14,11 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Stored:
-    """A response, and the chat up to its end without instructions."""
+    """A response, the chat up to its end without instructions, and the items that it was made from."""
 
     response: dict[str, Any]
     messages: Messages
+    items: list[dict[str, Any]] = field(default_factory=list)
 
 
 class ResponseStore:
@@ -31,7 +32,7 @@ class ResponseStore:
 
     def put(self, key_id: str, stored: Stored) -> None:
         """Keeps it, if there is room for it at all."""
-        size = len(spelt([stored.response, stored.messages]))
+        size = len(spelt([stored.response, stored.messages, stored.items]))
         if size > min(self._max_each, self._max_all):
             return
         self._stored[key_id, stored.response["id"]] = (stored, size)

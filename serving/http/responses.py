@@ -24,12 +24,13 @@ from serving.chat.tools import ChatTools
 from serving.core.calls import GenerateCall, Prompt
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
-from serving.http.answers import body_faults, finish_reason, known_only, results_of, switch
+from serving.http import responses_kept
+from serving.http.answers import body_faults, known_only, results_of, switch, was_cut
 from serving.http.bodies import text_field
 from serving.http.chat_plan import faults_of, planned
-from serving.http.chat_schemas import FORGET_ABOUT, RESPONSES_ABOUT, SHOW_ABOUT
+from serving.http.chat_schemas import RESPONSES_ABOUT
 from serving.http.desk import Desk
-from serving.http.endpoint import Asked, Endpoint, get, json_answer, post
+from serving.http.endpoint import Asked, json_answer, post
 from serving.http.errors import openai_body
 from serving.http.response_store import ResponseStore, Stored
 from serving.http.responses_body import (
@@ -42,26 +43,26 @@ from serving.http.responses_body import (
     reasoning_of,
     tools_of,
 )
+from serving.http.responses_kept import input_items
 from serving.http.responses_output import Output, messages_of
 from serving.http.sse import EventStream
 
-ONE = "/v1/responses/{response_id}"
+PATH = "/v1/responses"
+# What a chat begins with.
+NONE = Stored({"output": []}, [])
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API, which share what they keep."""
     store = ResponseStore()
-    forgetting = Endpoint(desk, ONE, partial(forget, store), has_body=False, about=FORGET_ABOUT)
-    return [
-        post(desk, "/v1/responses", partial(create, store), about=RESPONSES_ABOUT, names=names_of),
-        get(desk, ONE, partial(show, store), about=SHOW_ABOUT),
-        Route(ONE, forgetting, methods=["DELETE"]),
-    ]
+    making = post(desk, PATH, partial(create, store), about=RESPONSES_ABOUT, names=names_of)
+    return [making, *responses_kept.routes(desk, store)]
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One request: what is asked, what the answer says of itself, and the chat so far without instructions."""
+    """One request: what is asked, what the answer says of itself, and the chat so far without instructions, with
+    the items that it is made from."""
 
     store: ResponseStore
     desk: Desk
@@ -69,6 +70,7 @@ class _Work:
     plan: ChatPlan
     tools: ChatTools
     messages: Messages
+    items: list[dict[str, Any]]
     model: str
     name: str
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
@@ -92,11 +94,11 @@ class _Work:
         """The response object of the whole answer, which is kept if it is to be."""
         more = {"usage": _usage(result)}
         status = "completed"
-        if finish_reason(result) == "length":
+        if was_cut(result):
             status, more["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
         whole = self.response(status, output, **more)
         if whole["store"]:
-            stored = Stored(whole, [*self.messages, *messages_of(output.items)])
+            stored = Stored(whole, [*self.messages, *messages_of(output.items)], self.items)
             self.store.put(self.asked.caller.key_id, stored)
         return whole
 
@@ -109,12 +111,13 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
         check_rest(body)
         streams, params, tools = switch(body, "stream", False), params_of(body), tools_of(body)
         before = text_field(body, "previous_response_id")
-        earlier = store.get(asked.caller.key_id, before, "previous_response_id").messages if before else []
-        messages = input_of(body, earlier)
+        earlier = store.get(asked.caller.key_id, before, "previous_response_id") if before else NONE
+        messages = input_of(body, earlier.messages)
+        items = [*earlier.items, *earlier.response["output"], *input_items(body["input"])]
         chat = Chat([*instructions_of(body), *messages], tools, reasoning_of(body))
         plan = await planned(desk, chat, params)
     name = model or "".join(card.id for card in desk.model.models()[:1])
-    work = _Work(store, desk, asked, plan, tools, messages, model, name)
+    work = _Work(store, desk, asked, plan, tools, messages, items, model, name)
     if streams:
         return EventStream(_events(work), desk.settings.ping_s)
     with faults_of(plan):
@@ -122,21 +125,9 @@ async def create(store: ResponseStore, desk: Desk, asked: Asked) -> Response | A
     parser, output = plan.parser(), Output()
     status = _item_status(result)
     list(output.of(parser.feed(result.text)))
-    list(output.of(parser.end(), status))
+    list(output.of(parser.end(was_cut(result)), status))
     list(output.closed(status))
     return json_answer(work.ended(output, result))
-
-
-async def show(store: ResponseStore, desk: Desk, asked: Asked) -> Response:
-    """A response that is kept."""
-    return json_answer(store.get(asked.caller.key_id, asked.path["response_id"]).response)
-
-
-async def forget(store: ResponseStore, desk: Desk, asked: Asked) -> Response:
-    """Keeps a response no longer."""
-    response_id = asked.path["response_id"]
-    store.delete(asked.caller.key_id, response_id)
-    return json_answer({"id": response_id, "object": "response", "deleted": True})
 
 
 async def _events(work: _Work) -> AsyncIterator[bytes]:
@@ -154,7 +145,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
                             yield told
                         continue
                     status = _item_status(event.result)
-                    for told in (*output.of(parser.end(), status), *output.closed(status)):
+                    for told in (*output.of(parser.end(was_cut(event.result)), status), *output.closed(status)):
                         yield told
                     whole = work.ended(output, event.result)
                     yield output.event(f"response.{whole['status']}", response=whole)
@@ -169,7 +160,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
 
 def _item_status(result: GenerationResult) -> str:
     """How the last item ends that nothing else has ended."""
-    return "incomplete" if finish_reason(result) == "length" else "completed"
+    return "incomplete" if was_cut(result) else "completed"
 
 
 def _said(body: Mapping[str, Any], tools: ChatTools) -> dict[str, Any]:

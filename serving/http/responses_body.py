@@ -17,6 +17,7 @@ CHAT_FIELDS = (
     *("text", "metadata", "store"),
 )
 SAMPLING = {"max_output_tokens": "max_tokens"} | {name: name for name in DRAWING}
+# What params have under another name.
 KNOWN = (*CHAT_FIELDS, *SAMPLING, *RESPONSES_HINTS, *RESPONSES_REFUSED)
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 LOGPROBS = "message.output_text.logprobs"
@@ -94,7 +95,9 @@ class _Items:
 
     def add(self, item: Any, place: str) -> None:
         """Takes the next item."""
-        kind = item.get("type", "message") if isinstance(item, Mapping) else None
+        if not isinstance(item, Mapping):
+            raise _wrong(place, item, "is no object; give items of type message, function_call or its output")
+        kind = item.get("type", "message")
         if kind == "message":
             self._message(item, place)
         elif kind == "reasoning":
@@ -116,7 +119,7 @@ class _Items:
         role = item.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise _wrong(f"{place}.role", role, f"is not one of {', '.join(ROLES)}; use one of these")
-        text = text_of(item.get("content"), f"{place}.content")
+        text = text_of(item.get("content"), f"{place}.content", refusals=role == "assistant")
         if ROLES[role] == "assistant":
             self._assistant(content=text)
         else:

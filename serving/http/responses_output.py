@@ -2,10 +2,9 @@
 """`Output`: the items of a response, and the events that tell of them."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from metrale_jax.core.errors import MetraleError
 from serving.chat.dialects.api import Messages
 from serving.chat.messages import arguments_of, call_message
 from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
@@ -16,9 +15,11 @@ _TEXTS = {Content: "output_text", Reasoning: "reasoning_text", CallArguments: "f
 
 
 class Output:
-    """`items` are those so far; one is open at a time. Events are numbered in their order."""
+    """`items` are those so far; one is open at a time. Events are numbered in their order. Items take
+    their `ids`, and get fresh ones where there are none."""
 
-    def __init__(self):
+    def __init__(self, ids: Iterable[str] = ()):
+        self._ids = iter(ids)
         self.items: list[dict[str, Any]] = []
         self._kind: type | None = None
         self._text: list[str] = []
@@ -44,6 +45,16 @@ class Output:
                 logprobs = {"logprobs": []} if kind is Content else {}
                 yield self._told(f"response.{_TEXTS[kind]}.delta", delta=part.text, **logprobs)
 
+    def again(self, item: dict[str, Any]) -> Iterator[bytes]:
+        """The events of an item that is whole."""
+        if item["type"] == "function_call":
+            parts = [CallBegun(0, item["call_id"], item["name"]), CallArguments(0, item["arguments"])]
+        else:
+            kind = Reasoning if item["type"] == "reasoning" else Content
+            parts = [kind(part["text"]) for part in item["content"]]
+        yield from self.of(parts)
+        yield from self.closed(item["status"])
+
     def closed(self, status: str) -> Iterator[bytes]:
         """The end of the item that is open, if one is: it is whole, or broke off."""
         if self._kind is None:
@@ -64,7 +75,8 @@ class Output:
 
     def _opened(self, part: Part, kind: type) -> Iterator[bytes]:
         self._kind = kind
-        self.items.append(_item(part))
+        item = _item(part)
+        self.items.append(item | {"id": next(self._ids, item["id"])})
         yield self.event("response.output_item.added", output_index=len(self.items) - 1, item=dict(self.items[-1]))
         if kind is not CallArguments:
             yield self._told("response.content_part.added", part=_text_part(kind, ""))
@@ -77,15 +89,11 @@ class Output:
 
 
 def messages_of(items: list[dict[str, Any]]) -> Messages:
-    """What the model said, as a message of the chat. A call that broke off has no arguments."""
+    """What the model said, as a message of the chat."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for item in items:
         if item["type"] == "function_call":
-            try:
-                arguments = arguments_of(item["arguments"], "arguments")
-            except MetraleError:
-                arguments = {}
-            call = call_message(item["call_id"], item["name"], arguments)
+            call = call_message(item["call_id"], item["name"], arguments_of(item["arguments"], "arguments"))
             message["tool_calls"] = [*message.get("tool_calls", ()), call]
         else:
             name = "content" if item["type"] == "message" else "reasoning_content"

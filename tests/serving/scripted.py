@@ -73,8 +73,12 @@ def result(text: str, *, prompt_tokens: int = 3, finish_reason: str = "stop", **
 
 def answer(text: str, index: int = 0, **fields: Any) -> tuple[Event, ...]:
     """The events of an answer, a delta for each character."""
-    deltas = (Delta(index, letter, ids_of(letter)) for letter in text)
-    return (*deltas, Ended(index, result(text, **fields)))
+    whole = result(text, **fields)
+    deltas = (
+        Delta(index, letter, ids_of(letter), usage=dataclasses.replace(whole.usage, generated_tokens=place + 1))
+        for place, letter in enumerate(text)
+    )
+    return (*deltas, Ended(index, whole))
 
 
 def echoed(call: GenerateCall) -> tuple[Event, ...]:

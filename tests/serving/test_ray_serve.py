@@ -1,26 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server on Ray Serve: two replicas on a local Ray, over HTTP, of which one is killed.
-
-Ray takes over 300 MB, so the extra `test` leaves it out: `pip install -e '.[ray]'`.
-"""
+"""The server on Ray Serve: two replicas on a local Ray, over HTTP, of which one is killed."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
 from metrale_jax import LLM, SamplingParams
 from tests.serving.ray_serve_run import LIMITS, NUM_CHATS
 from tests.serving.tiny_chat import write_tiny_chat
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed; pip install -e '.[ray]'"),
-]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def json_calls(tools: Sequence[Tool], arguments: str) -> tuple[str, tuple[str, .
 
 def argument_rules(tools: Sequence[Tool]) -> tuple[str, ...]:
     """A rule `args_i` for the arguments of each tool, as JSON."""
-    return tuple(f"args_{index}: {json_of(tool.schema, tool.strict)}" for index, tool in enumerate(tools))
+    return tuple(f"args_{index}: {json_of(tool.held, tool.strict)}" for index, tool in enumerate(tools))
 
 
 def call_object(call: Mapping[str, Any], arguments: str) -> str:

@@ -15,7 +15,9 @@ from serving.chat.tools import Tool
 from serving.chat.writer import Writer
 
 OPEN, CLOSE = "```tool_code", "```"
-_MARKS = Marks((OPEN, "```tool_call", "```json"))
+# Calls stand in blocks of this kind, too, and whatever else is JSON.
+JSON = "```json"
+_MARKS = Marks((OPEN, "```tool_call", JSON))
 
 
 @final
@@ -36,14 +38,14 @@ class Fenced(AbstractDialect):
             if not mark:
                 return
             blanks = yield from reader.blanks()
-            if not (yield from read_bare_calls(reader, writer, before + mark + blanks)):
+            if not (yield from read_bare_calls(reader, writer, before + mark + blanks, tagged=mark != JSON)):
                 continue
             yield from reader.blanks()
             closing = yield from reader.word(CLOSE)
             if closing == CLOSE:
                 yield from reader.blanks()
             else:
-                writer.content(closing)
+                writer.no_call(closing, reader)
 
     def form(self, tools: Sequence[Tool], model: ChatModel) -> CallForm:
         one, rules = json_calls(tools, "parameters")

@@ -38,14 +38,14 @@ class Gemma(AbstractDialect):
             blanks = yield from reader.blanks()
             called, seen = yield from _read_call(reader, writer)
             if not called:
-                writer.content(before + mark + blanks + seen)
+                writer.no_call(before + mark + blanks + seen, reader)
                 continue
             yield from reader.blanks()
             closing = yield from reader.word(CLOSE)
             if closing == CLOSE:
                 yield from reader.blanks()
             else:
-                writer.content(closing)
+                writer.no_call(closing, reader)
 
     def form(self, tools: Sequence[Tool], model: ChatModel) -> CallForm:
         opening, closing = (word(text, model.special_tokens) for text in (OPEN, CLOSE))

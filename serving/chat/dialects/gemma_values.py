@@ -102,7 +102,7 @@ class ValueRules:
         self._letter = "." if ESCAPE in special_tokens else f"[^{ESCAPE[0]}]"
         self._by_ref: dict[str, str] = {}
         self.rules: list[str] = []
-        self.root = self._object(tool.schema)
+        self.root = self._object(tool.held)
 
     def _value(self, schema: Any) -> str:
         """A rule's name or an expression for values of this schema."""
@@ -170,7 +170,7 @@ class ValueRules:
 
     def _referred(self, ref: str) -> str:
         if ref not in self._by_ref:
-            found: Any = self._tool.schema
+            found: Any = self._tool.held
             for step in ref.removeprefix("#/").split("/"):
                 found = found.get(step) if isinstance(found, Mapping) else None
             name = self._by_ref[ref] = f"{self._prefix}_ref_{len(self._by_ref)}"

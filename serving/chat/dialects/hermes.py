@@ -38,14 +38,14 @@ class Hermes(AbstractDialect):
             blanks = yield from reader.blanks()
             called, seen = yield from read_call(reader, writer)
             if not called:
-                writer.content(before + mark + blanks + seen)
+                writer.no_call(before + mark + blanks + seen, reader)
                 continue
             yield from reader.blanks()
             closing = yield from reader.word(CLOSE)
             if closing == CLOSE:
                 yield from reader.blanks()
             else:
-                writer.content(closing)
+                writer.no_call(closing, reader)
 
     def form(self, tools: Sequence[Tool], model: ChatModel) -> CallForm:
         one, rules = json_calls(tools, "arguments")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, final
 
-from serving.chat.call_reader import read_call
+from serving.chat.call_reader import may_be_call, read_call
 from serving.chat.dialects.api import AbstractDialect, Messages
 from serving.chat.dialects.common import argument_rules, call_object, long_id, tool_lines
 from serving.chat.lark import either, literal
@@ -40,7 +40,7 @@ class Llama3(AbstractDialect):
             if not mark:
                 return
             blanks = yield from reader.blanks()
-            yield from read_bare_calls(reader, writer, before + mark + blanks)
+            yield from read_bare_calls(reader, writer, before + mark + blanks, tagged=True)
 
     def form(self, tools: Sequence[Tool], model: ChatModel) -> CallForm:
         opened = [_opening(f'"{re.escape(tool.name)}"') for tool in tools]
@@ -89,21 +89,25 @@ def read_leading_calls(reader: Reader, writer: Writer) -> Program:
         reader.unread(blanks)
 
 
-def read_bare_calls(reader: Reader, writer: Writer, before: str) -> Generator[None, None, bool]:
-    """Whether there were calls, joined by semicolons or blanks. If none, `before` and what was read is content."""
+def read_bare_calls(reader: Reader, writer: Writer, before: str, tagged: bool = False) -> Generator[None, None, bool]:
+    """Whether there were calls, joined by semicolons or blanks. If none, `before` and what was read is content. What is
+    not `tagged` and cut off is that, too, if it may as well be JSON of another kind."""
     called, seen = yield from read_call(reader, writer)
     if not called:
-        writer.content(before + seen)
+        if tagged or may_be_call(seen, writer.tools):
+            writer.no_call(before + seen, reader)
+        else:
+            writer.content(before + seen)
         return False
     while called:
         yield from reader.blanks()
         joined = yield from reader.word(";")
         joined += yield from reader.blanks()
         if (yield from reader.peek()) != "{":
-            writer.content(joined)
+            writer.no_call(joined, reader)
             return True
         called, seen = yield from read_call(reader, writer)
-    writer.content(joined + seen)
+    writer.no_call(joined + seen, reader)
     return True
 
 

@@ -49,7 +49,7 @@ class Mistral(AbstractDialect):
             if called:
                 yield from reader.blanks()
             else:
-                writer.content(before + mark + blanks + seen)
+                writer.no_call(before + mark + blanks + seen, reader)
 
     def form(self, tools: Sequence[Tool], model: ChatModel) -> CallForm:
         if not _is_new(model):
@@ -114,7 +114,7 @@ def _read_list(reader: Reader, writer: Writer) -> Generator[None, None, tuple[bo
         if between == "]":
             return True, ""
     if any_called:
-        writer.content(between + seen)
+        writer.no_call(between + seen, reader)
     return any_called, between + seen
 
 
@@ -133,10 +133,10 @@ def _read_named(reader: Reader, writer: Writer) -> Generator[None, None, tuple[b
             # Both marks begin alike.
             reader.unread(came)
             seen = seen.removesuffix(came)
-        elif came not in ("", mark):
+        elif came not in ("", mark) and not reader.broke_off:
             return False, seen
     blanks = yield from reader.blanks()
-    if (yield from reader.peek()) != "{":
+    if (yield from reader.peek()) != "{" and not (reader.broke_off and seen != name):
         return False, seen + blanks
     writer.begin(name)
     yield from read_value(reader, writer.arguments)

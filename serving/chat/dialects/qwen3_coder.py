@@ -46,13 +46,13 @@ class Qwen3Coder(AbstractDialect):
             if FUNCTION in (mark, seen):
                 called, read = yield from _read_function(reader, writer)
             if not called:
-                writer.content(before + mark + blanks + seen + read)
+                writer.no_call(before + mark + blanks + seen + read, reader)
                 continue
             yield from reader.blanks()
             came = yield from reader.word(CLOSE)
             if came == CLOSE:
                 yield from reader.blanks()
-            else:
+            elif not reader.broke_off:
                 reader.unread(came)
 
     def form(self, tools: Sequence[Tool], model: ChatModel) -> CallForm:
@@ -97,11 +97,14 @@ def _read_function(reader: Reader, writer: Writer) -> Generator[None, None, tupl
         blanks = yield from reader.blanks()
         came = yield from reader.word(PARAMETER)
         if came != PARAMETER:
-            reader.unread(blanks + came)
+            # Both tags begin alike, and what is cut off is one of them.
+            if not reader.broke_off:
+                reader.unread(blanks + came)
             break
         key = yield from reader.run_until(">\n")
         if (yield from reader.peek()) != ">":
-            reader.unread(blanks + came + key)
+            if not reader.broke_off:
+                reader.unread(blanks + came + key)
             break
         reader.step()
         writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
@@ -111,7 +114,7 @@ def _read_function(reader: Reader, writer: Writer) -> Generator[None, None, tupl
     came = yield from reader.word(END_FUNCTION)
     if came == END_FUNCTION:
         writer.arguments("{}" if opening == "{" else "}")
-    else:
+    elif not reader.broke_off:
         reader.unread(came)
     writer.finish()
     return True, ""
@@ -142,7 +145,7 @@ def _is_text(schema: Any) -> bool:
 
 def _parameters(prefix: str, tool: Tool, rules: list[str]) -> str:
     """Lark for the parameters of a tool in their order; rules that it needs are added to `rules`."""
-    schema = tool.schema
+    schema = tool.held
     required = schema.get("required", ())
     found = []
     for index, (key, one) in enumerate(schema.get("properties", {}).items()):

@@ -64,7 +64,7 @@ BAD = [
     (b'{"custom_id": "e14", "url": "/v1/completions", "body": {"stream": true}}', "invalid_request", "stream"),
     (b'{"custom_id": "e15", "url": "/v1/completions", "body": {}, "x": 1}', "invalid_request", "x is no field"),
     (b'{"url": "/v1/completions", "body": {"prompt": "a"}}', "invalid_request", "custom_id=None"),
-    (json.dumps(chat("e16", "a", tools=[])).encode(), "invalid_request", "tools"),
+    (json.dumps(chat("e16", "a", tools=[{}])).encode(), "invalid_request", "tools"),
     (b'{"id": "e17", "prompt": "a", "temperature": 1%s}' % (b"0" * 400), "invalid_request", "temperature=1000"),
     (b'{"id": "e18", "prompt": "a", "deadline_s": 1%s}' % (b"0" * 400), "invalid_request", "deadline_s=1000"),
     (b'{"id": "e19", "prompt": "a", "json_schema": "%s"}' % (b"[" * 60_000), "invalid_request", "is not JSON"),

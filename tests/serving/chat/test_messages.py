@@ -64,9 +64,12 @@ def test_older_names_of_roles_and_calls_are_understood():
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (5, "messages[0].role"),
+        (5, "messages[0]"),
+        ("x", "messages[0]"),
         ({"role": "robot", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": 5}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [3]}, "messages[0].content[0]"),
         ({"role": "user", "content": "x", "weight": 1}, "messages[0].weight"),
@@ -74,8 +77,8 @@ def test_older_names_of_roles_and_calls_are_understood():
         ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": [{"type": "function"}]}, "messages[0].tool_calls[0]"),
         ({"role": "assistant", "tool_calls": [call("a", "", "{}")]}, "messages[0].tool_calls[0].function"),
-        ({"role": "assistant", "tool_calls": [call("a", "b", "[1]")]}, "messages[0].tool_calls[0].function.arguments"),
-        ({"role": "assistant", "tool_calls": [call("a", "b", "{")]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("a", "b", 5)]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("a", "b", [1])]}, "messages[0].tool_calls[0].function.arguments"),
         ({"role": "assistant", "function_call": 3}, "messages[0].function_call"),
     ],
 )
@@ -83,6 +86,46 @@ def test_what_is_wrong_is_told_by_its_field(message, field):
     with pytest.raises(RequestError) as raised:
         openai_messages([message])
     assert raised.value.field == field
+
+
+def test_a_message_that_is_no_object_is_told_and_every_role_there_is():
+    with pytest.raises(RequestError, match=r"^messages\[0\]='x' is no object; give one with role and content\.$"):
+        openai_messages(["x"])
+    with pytest.raises(RequestError, match="one of system, user, assistant, tool, developer, function;"):
+        openai_messages([{"role": "robot", "content": "x"}])
+    with pytest.raises(RequestError, match="='x' is no object; give parts of type text"):
+        openai_messages([{"role": "user", "content": ["x"]}])
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": [{"type": "text", "text": "Well, "}, {"type": "refusal", "refusal": "no."}]}, "Well, no."),
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": None}, ""),
+        ({"content": None, "tool_calls": []}, ""),
+    ],
+)
+def test_what_an_answer_may_be_is_taken_back(message, text):
+    assert openai_messages([{"role": "assistant"} | message]) == [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize("broken", ["{bad", '{"city": "Ul', "", "[1]", "5", "[" * 100_000])
+@pytest.mark.parametrize("template", [*TEMPLATES.values(), MISTRAL_NEW, CHATML])
+def test_a_chat_goes_on_behind_a_call_that_broke_off(template, broken):
+    called = {"role": "assistant", "content": None, "tool_calls": [call("call_1", "weather", broken)]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "not JSON"}
+    for history in ([USER, called, USER], [USER, called, result]):
+        text = prompt(template, history)
+        assert "weather" in text.partition("Weather?")[2]
+        if broken in ("{bad", "[1]", "5"):
+            assert broken in text.partition("Weather?")[2]
+
+
+def test_of_several_calls_only_the_one_that_broke_off_is_told_as_text():
+    called = {"role": "assistant", "content": "Hm.", "tool_calls": [ASKED, call("call_2", "sum", '{"of": [1')]}
+    text = prompt(TEMPLATES["hermes"], [USER, called, HISTORY[4]])
+    assert 'Hm.\nsum({"of": [1<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"' in text
 
 
 def test_images_are_refused_by_name():

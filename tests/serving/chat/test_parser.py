@@ -63,9 +63,9 @@ def parser(name: str | None, thinking: Thinking | None = None, dropped=()) -> An
     return AnswerParser(dialect, BY_NAME, thinking, dropped, new_id=lambda: f"id{next(numbers)}")
 
 
-def parts_of(read: AnswerParser, *texts: str) -> list[Part]:
+def parts_of(read: AnswerParser, *texts: str, cut_off: bool = False) -> list[Part]:
     """All parts of an answer that comes in these pieces."""
-    return merged([part for text in texts for part in read.feed(text)] + read.end())
+    return merged([part for text in texts for part in read.feed(text)] + read.end(cut_off))
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -75,12 +75,12 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 @settings(max_examples=600, deadline=None)
-@given(names, texts, st.lists(st.integers(0, 400), max_size=8), thoughts)
-def test_parts_are_the_same_however_an_answer_is_cut(name, text, places, thinking):
+@given(names, texts, st.lists(st.integers(0, 400), max_size=8), thoughts, st.booleans())
+def test_parts_are_the_same_however_an_answer_is_cut(name, text, places, thinking, cut_off):
     dropped = ("</s>", "<|eot_id|>")
-    at_once = parts_of(parser(name, thinking, dropped), text)
-    assert parts_of(parser(name, thinking, dropped), *cut(text, places)) == at_once
-    assert parts_of(parser(name, thinking, dropped), *text) == at_once
+    at_once = parts_of(parser(name, thinking, dropped), text, cut_off=cut_off)
+    assert parts_of(parser(name, thinking, dropped), *cut(text, places), cut_off=cut_off) == at_once
+    assert parts_of(parser(name, thinking, dropped), *text, cut_off=cut_off) == at_once
 
 
 @settings(max_examples=600, deadline=None)
@@ -101,11 +101,11 @@ def test_without_a_call_nothing_but_blanks_at_tags_is_lost(name, text, thinking)
 
 
 @settings(max_examples=300, deadline=None)
-@given(names, texts)
-def test_every_call_begins_and_ends_once_and_in_order(name, text):
+@given(names, texts, st.booleans())
+def test_every_call_begins_and_ends_once_and_in_order(name, text, cut_off):
     seen: list[int] = []
     inside = None
-    for part in parts_of(parser(name), text):
+    for part in parts_of(parser(name), text, cut_off=cut_off):
         if isinstance(part, CallBegun):
             assert inside is None and part.index == len(seen) and part.name in BY_NAME
             seen.append(part.index)
@@ -165,6 +165,85 @@ def test_a_call_that_is_cut_off_ends_with_what_it_has(name):
     assert isinstance(parts[-1], CallEnded)
     [call] = whole(parts).calls
     assert "".join(call.arguments.split()) == '{"city":"Ul'
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@pytest.mark.parametrize("before", ["", "Let me see."])
+def test_where_an_answer_is_cut_off_nothing_of_a_calls_format_is_content(name, before):
+    tag = "<|python_tag|>" if name == "llama3" and before else ""
+    text = f"{before} {tag}{TWO[name]}".lstrip()
+    told: list[tuple[str, ...]] = []
+    for end in range(text.index("Ulm") - 20, len(text) + 1):
+        said = whole(parts_of(parser(name), text[:end], cut_off=True))
+        assert said.content == before, text[:end]
+        told.append(tuple(call.arguments for call in said.calls))
+    # What came of the calls only grows.
+    for earlier, later in itertools.pairwise(told):
+        assert len(earlier) <= len(later)
+        assert all(after.startswith(one) for one, after in zip(earlier, later, strict=False))
+    assert [json.loads(one) for one in told[-1]] == [json.loads(ARGUMENTS)] * 2
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_of_an_answer_of_nothing_but_calls_no_sign_is_content(name):
+    dialect = dialect_named(name)
+    for end in range(len(TWO[name]) + 1):
+        read = AnswerParser(dialect, BY_NAME, only_calls=True)
+        assert whole(parts_of(read, TWO[name][:end], cut_off=True)).content == ""
+
+
+@settings(max_examples=300, deadline=None)
+@given(names, st.text(alphabet='ab {}[]":,`<_\n', max_size=30), st.booleans())
+def test_text_that_is_cut_off_is_kept(name, text, cut_off):
+    text = f"Well: {text}"
+    assert whole(parts_of(parser(name), text, cut_off=cut_off)).content == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3", '{"items": [1, 2'),
+        ("llama3", '{"type": "object", "properties": {"a'),
+        ("llama3", '{"name": "Bob'),
+        ("fenced", '```json\n{"a": 1'),
+        ("fenced", "See:\n```"),
+        ("hermes", "a <to"),
+        ("hermes", '<tool_call>{"name": "tornado"'),
+    ],
+)
+def test_json_and_code_that_are_cut_off_are_kept(name, text):
+    assert parts_of(parser(name), text, cut_off=True) == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("hermes", '<tool_call>\n{"name": "weather", "argu', [("weather", "")]),
+        ("hermes", '<tool_call>\n{"name": "weath', []),
+        ("hermes", '<tool_call>\n{"arguments": {"city": "U', []),
+        ("llama3", '{"name": "wea', []),
+        ("llama3", '{"na', []),
+        ("mistral", "[TOOL_CALLS]weather", []),
+        ("mistral", "[TOOL_CALLS]weather[AR", [("weather", "")]),
+        ("mistral", "[TOOL_CALLS]weather[CALL_ID]ab", [("weather", "")]),
+        ("mistral", "[TOOL_CALLS]weather[ARGS]", [("weather", "")]),
+        ("qwen3_coder", "<tool_call>\n<function=weather", []),
+        ("qwen3_coder", "<tool_call>\n<function=weather>\n<para", [("weather", "")]),
+        ("qwen3_coder", "<function=weather>\n<parameter=city>\nUlm\n</para", [("weather", '{"city": "Ulm')]),
+        ("gemma", "<start_function_call>call:weather", []),
+        ("gemma", "<start_function_call>call:weather{", [("weather", "{")]),
+        ("fenced", '```tool_code\n{"name": "weather", "parameters": {', [("weather", "{")]),
+    ],
+)
+def test_a_call_that_is_cut_off_is_told_once_its_name_is_known(name, text, calls):
+    said = whole(parts_of(parser(name), text, cut_off=True))
+    assert [(call.name, call.arguments) for call in said.calls] == calls and said.content == ""
+
+
+@pytest.mark.parametrize("text", ["<thi", "<think>hm</thi"])
+def test_of_a_tag_of_reasoning_that_is_cut_off_nothing_shows(text):
+    parts = parts_of(parser("hermes", Thinking(THINK, False)), text, cut_off=True)
+    assert parts == ([Reasoning("hm")] if "hm" in text else [])
 
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))

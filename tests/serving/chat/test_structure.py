@@ -169,6 +169,23 @@ def test_every_structure_stands_behind_reasoning(field, text):
     assert (said.reasoning, said.content) == ("hm", text)
 
 
+@pytest.mark.parametrize("template", [TEMPLATES["hermes"], QWEN])
+@pytest.mark.parametrize("blanks", ["\n", " ", "\n\n\n"])
+def test_what_is_chosen_from_is_not_put_off_by_blanks(template, blanks):
+    made = planned(template, {}, choice=["x", "y"])
+    assert drawn(made.params.grammar, PLAIN, 1, "x") == "x"
+    with pytest.raises(AssertionError, match="may not go on"):
+        drawn(made.params.grammar, PLAIN, 1, f"{blanks}x")
+
+
+def test_thoughts_stand_before_what_is_chosen_from_with_few_blanks_around_them():
+    made = planned(QWEN, {}, choice=["x", "y"])
+    text = drawn(made.params.grammar, PLAIN, 1, "\n\n<think>hm</think>\n\nx")
+    assert read(made, text).content == "x"
+    with pytest.raises(AssertionError, match="may not go on"):
+        drawn(made.params.grammar, PLAIN, 1, "\n\n\n<think>")
+
+
 def test_two_structures_are_refused_where_they_cannot_be_told_apart():
     with pytest.raises(RequestError, match="calls are JSON as well"):
         planned(TEMPLATES["llama3"], {}, json_schema={"type": "object"})

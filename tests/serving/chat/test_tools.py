@@ -26,6 +26,41 @@ def test_tools_are_read_with_their_schemas():
     assert read.choice == Choice("auto") and read.parallel and read.callable == read.tools
 
 
+def test_without_parameters_there_are_no_arguments():
+    for given in ({}, {"parameters": None}, {"parameters": {"type": "object", "properties": {}}}):
+        tool = Tool.of({"name": "a", **given}, "t")
+        assert tool.held == {"type": "object", "properties": {}, "additionalProperties": False}
+        assert tool.schema == {"type": "object", "properties": {}}
+    for given in ({"type": "object"}, {"properties": {}, "additionalProperties": {"type": "string"}}, CITY):
+        assert Tool.of({"name": "a", "parameters": given}, "t").held == {"type": "object"} | given
+
+
+def test_strict_schemas_are_closed_and_require_all_that_they_name():
+    inner = {"type": ["object", "null"], "properties": {"c": {}}}
+    given = {"properties": {"a": {"type": "array", "items": inner}, "b": {"$ref": "#/$defs/d"}}, "$defs": {"d": inner}}
+    tool = Tool.of({"name": "a", "strict": True, "parameters": given | {"required": ["b"]}}, "t")
+    held = {**inner, "additionalProperties": False, "required": ["c"]}
+    assert tool.held == {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": held}, "b": {"$ref": "#/$defs/d"}},
+        "$defs": {"d": held},
+        "required": ["b", "a"],
+        "additionalProperties": False,
+    }
+    # As given it is what the model is shown, and another API leaves out what is not required.
+    assert tool.schema == {"type": "object", "required": ["b"], **given}
+    other = Tool.of({"name": "a", "strict": True, "input_schema": given}, "t", "input_schema")
+    assert "required" not in other.held and other.held["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("extra", [True, {"type": "string"}, {}])
+def test_strict_schemas_that_are_open_are_refused_by_name(extra):
+    inner = {"type": "object", "additionalProperties": extra}
+    with pytest.raises(RequestError, match="is not false, as strict has it; set it so, or leave strict out") as raised:
+        openai_tools({"tools": [openai_tool("a", {"properties": {"b": {"anyOf": [inner]}}}, strict=True)]})
+    assert raised.value.field == "tools[0].function.parameters.properties.b.anyOf[0].additionalProperties"
+
+
 def test_without_tools_there_are_none():
     assert openai_tools({}) == openai_tools({"tools": [], "tool_choice": "none"}).__class__()
     assert openai_tools({"tools": None}).callable == ()

@@ -36,7 +36,8 @@ class FakeAnswer:
             return []
         tokens = tuple(range(self.told, self.drawn))
         self.told = self.drawn
-        return [SimpleNamespace(index=0, text=spelt(tokens), token_ids=tokens, logprobs=())]
+        usage = Usage(len(self.prompt), 0, self.drawn)
+        return [SimpleNamespace(index=0, text=spelt(tokens), token_ids=tokens, logprobs=(), usage=usage)]
 
     def result(self):
         tokens = tuple(range(self.drawn))

@@ -3,6 +3,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,9 @@ def test_an_order_comes_back_as_deltas_and_an_end(started):
     assert isinstance(began, Began)
     assert deltas == [Delta(0, "a", (0,)), Delta(0, "b", (1,)), Delta(0, "c", (2,))]
     assert isinstance(end, Ended) and end.result.text == "abc"
+    assert [delta.usage.generated_tokens for delta in deltas] == [1, 2, 3] and deltas[0].usage == replace(
+        end.result.usage, generated_tokens=1
+    )
 
 
 def test_branches_are_told_apart_and_the_last_one_ends_the_job(started):

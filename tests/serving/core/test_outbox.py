@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from metrale_jax.results import TokenLogprob
+from metrale_jax.results import TokenLogprob, Usage
 from serving.core.errors import Kind, ServiceError
 from serving.core.events import Delta
 from serving.core.outbox import Outbox
@@ -29,9 +29,10 @@ def test_deltas_that_nobody_took_become_one():
 
 def test_each_answer_gathers_its_own_deltas_in_order():
     box = Outbox()
-    for index, text in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
-        box.put(Delta(index, text, (index,)))
-    assert [(delta.index, delta.text) for delta in taken(box, 2)] == [(0, "ab"), (1, "xy")]
+    for count, (index, text) in enumerate(((0, "a"), (1, "x"), (0, "b"), (1, "y"))):
+        box.put(Delta(index, text, (index,), usage=Usage(5, 2, count)))
+    told = [(delta.index, delta.text, delta.usage.generated_tokens) for delta in taken(box, 2)]
+    assert told == [(0, "ab", 2), (1, "xy", 3)]
 
 
 def test_a_delta_after_one_that_was_taken_is_another():

@@ -285,9 +285,12 @@ async def test_vectors_and_tokens_come_back():
         assert [one.num_tokens for one in found] == [3, 1] and found[0].vector == (3.0, 0.5)
         assert list(await world.service.tokenize(TokenizeCall(Prompt(text="ab")), ANYBODY)) == [97, 98]
         assert await world.service.detokenize(DetokenizeCall((0, 1)), ANYBODY) == "ab"
-        with pytest.raises(ServiceError) as caught:
-            await world.service.embed(EmbedCall(()), ANYBODY)
-        assert caught.value.field == "inputs"
+        many = (Prompt(text="a"),) * 2048
+        assert len(await world.service.embed(EmbedCall(many), ANYBODY)) == 2048
+        for inputs in ((), (*many, many[0])):
+            with pytest.raises(ServiceError) as caught:
+                await world.service.embed(EmbedCall(inputs), ANYBODY)
+            assert caught.value.field == "inputs"
 
 
 @scenario

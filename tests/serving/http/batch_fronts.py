@@ -21,7 +21,7 @@ from serving.store.store import Store
 from tests.serving.http.fronts import World, fronted, serving
 from tests.serving.scripted import ScriptedService
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ENDS = ("completed", "failed", "expired", "cancelled")
 
 

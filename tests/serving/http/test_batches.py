@@ -11,7 +11,7 @@ from serving.core.calls import Caller
 from serving.core.errors import Kind, ServiceError
 from serving.core.lifecycle import Lifecycle, State
 from serving.http.batch_work import BatchWork
-from tests.serving.http.batch_fronts import CHAT, TEXT, Clock, chat, jsonl, keeping, text
+from tests.serving.http.batch_fronts import CHAT, RESPONSES, TEXT, Clock, chat, jsonl, keeping, text
 from tests.serving.http.fronts import error_of, fronted, run
 from tests.serving.scripted import CARD, ScriptedService
 
@@ -60,6 +60,14 @@ def test_texts_and_vectors_come_in_batches_too(tmp_path):
             done = await kept.ended(await kept.begun([line], "/v1/embeddings"))
             answer = (await kept.records(done.output_file_id))["e"]["response"]["body"]
             assert [len(one["embedding"]) for one in answer["data"]] == [4, 4]
+            bodies = {"r": {"input": "hi"}, "g": {"input": "hi", "previous_response_id": "resp_x"}}
+            lines = [{"custom_id": name, "method": "POST", "url": RESPONSES, "body": bodies[name]} for name in bodies]
+            done = await kept.ended(await kept.begun(lines, RESPONSES))
+            answer = (await kept.records(done.output_file_id))["r"]["response"]["body"]
+            assert answer["output"][0]["content"][0]["text"] == "user:hi\n" and answer["store"] is False
+            assert (await kept.records(done.error_file_id))["g"]["response"]["status_code"] == 404
+            params = kept.world.service.asked[-1][1].params
+            assert params.seed is not None and params.priority > 0
 
     run(act())
 

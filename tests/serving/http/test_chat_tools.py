@@ -111,6 +111,39 @@ def test_a_call_that_is_cut_off_says_length():
     run(act())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ('<tool_call>\n{"name', [], ""),
+        ('Hm. <tool_call>\n{"name": "wea', [], "Hm."),
+        (ONE["hermes"] + '\n<tool_call>\n{"name": "weather", "arguments":', [ARGUMENTS, ""], ""),
+        (ONE["hermes"] + "\n<tool_c", [ARGUMENTS], ""),
+    ],
+)
+def test_nothing_of_a_calls_format_shows_where_it_is_cut_off(text, calls, content, stream):
+    async def act():
+        async with fronted(service(text, finish_reason="length")) as world, client(world) as asking:
+            whole = await asking.chat.completions.create(model="", messages=HELLO, tools=TOOLS, stream=stream)
+            if not stream:
+                message = whole.choices[0].message
+                assert message.content == (content or None)
+                assert [call.function.arguments for call in message.tool_calls or ()] == calls
+                history = [*HELLO, message.model_dump(exclude_none=True), *HELLO]
+                await asking.chat.completions.create(model="", messages=history, tools=TOOLS)
+                return
+            deltas = [chunk.choices[0] async for chunk in whole]
+        assert deltas[-1].finish_reason == "length"
+        assert "".join(choice.delta.content or "" for choice in deltas) == content
+        told = [""] * len(calls)
+        for choice in deltas:
+            for call in choice.delta.tool_calls or ():
+                told[call.index] += call.function.arguments
+        assert told == calls
+
+    run(act())
+
+
 def test_functions_have_a_function_call():
     async def act():
         body = {"messages": HELLO, "functions": [tool["function"] for tool in TOOLS]}

@@ -3,6 +3,7 @@
 
 import asyncio
 
+import openai
 import pytest
 
 from metrale_jax.results import TokenLogprob
@@ -169,7 +170,25 @@ def test_prompts_alone_are_echoed_with_what_they_were_worth(prompt):
                 }
             assert body["usage"]["completion_tokens"] == 0
             assert body["usage"]["prompt_tokens"] == 3 * len(body["choices"])
+            asked |= {"stream": True, "stream_options": {"include_usage": True}}
+            *chunks, last, done = events_of((await world.client.post(URL, json=asked)).text)
+            assert [chunk["choices"] for chunk in chunks] == [[choice] for choice in body["choices"]]
+            assert (last["usage"], done) == (body["usage"], "[DONE]")
             assert {method for method, _, _ in service.asked} == {"score"}
+
+    run(act())
+
+
+def test_a_stream_begins_with_the_prompt_that_is_to_be_echoed():
+    async def act():
+        async with fronted(ScriptedService()) as world:
+            client = openai.AsyncOpenAI(base_url=f"{world.base_url}/v1", api_key="none", max_retries=0)
+            async with client:
+                for more in ({}, {"max_tokens": 0}):
+                    stream = await client.completions.create(model="", prompt="ab", echo=True, stream=True, **more)
+                    assert "".join([chunk.choices[0].text async for chunk in stream]) == "ab"
+                    assert world.service.asked[-1][0] == ("score" if more else "generate")
+            assert world.service.asked[0][1].params.echo is True
 
     run(act())
 
@@ -244,6 +263,45 @@ def test_errors_of_the_service_keep_their_kind_and_name_fields_of_the_body():
                     told = error_of(await world.client.post(URL, json={"prompt": "a", "stream": stream}), status)
                     assert told["param"] == param and "secret" not in told["message"]
             assert CARD.id == "scripted" and len(service.refusals) == 2 * len(kinds)
+
+    run(act())
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    "given, own, param",
+    [
+        ({"json_schema": {"a": 1}}, "json_schema", "json_schema"),
+        ({"response_format": FORM}, "json_schema", "response_format.json_schema.schema"),
+        ({"guided_json": {"a": 1}}, "json_schema", "guided_json"),
+        ({"guided_grammar": "x"}, "grammar", "guided_grammar"),
+        ({"structured_outputs": {"regex": "("}}, "regex", "structured_outputs.regex"),
+    ],
+)
+@pytest.mark.parametrize("url, asked", [(URL, {"prompt": "a"}), ("/v1/chat/completions", {"messages": CHAT})])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_named_as_the_body_names_it(given, own, param, url, asked, stream):
+    refused = ServiceError(Kind.INVALID, f"{own}='x' is refused (no).", field=f"params.{own}")
+
+    async def act():
+        async with fronted(ScriptedService((refused,))) as world:
+            told = await world.client.post(url, json={**asked, **given, "stream": stream})
+            error = error_of(told, 400)
+            assert (error["param"], error["message"]) == (param, f"{param}='x' is refused (no).")
+            assert len(world.service.refusals) == 1
+
+    run(act())
+
+
+def test_a_limit_is_named_as_the_body_names_it():
+    async def act():
+        async with fronted(ScriptedService()) as world:
+            for name in ("max_tokens", "max_completion_tokens"):
+                told = await world.client.post("/v1/chat/completions", json={"messages": CHAT, name: -1})
+                error = error_of(told, 400)
+                assert error["param"] == name and error["message"].startswith(f"{name}=-1")
 
     run(act())
 

@@ -217,6 +217,7 @@ def test_a_stuck_step_is_noticed_and_told(model, monkeypatch, no_logs):
             release.set()
 
     run(scene())
+    revived(model)
 
 
 def test_one_tenant_that_fills_the_pool_holds_no_other_up(model, expected, tmp_path):

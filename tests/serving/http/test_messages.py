@@ -82,6 +82,8 @@ def test_a_stream_has_blocks_one_after_the_other():
         async with fronted(service(text, OPENED)) as world, client(world) as asking:
             stream = await asking.messages.create(**ASKED, tools=TOOLS, stream=True)
             events = [event async for event in stream]
+        start = events[0].message.usage
+        assert (start.input_tokens, start.cache_read_input_tokens, start.output_tokens) == (2, 1, 0)
         kinds = [event.type for event in events if event.type != "content_block_delta"]
         block = ["content_block_start", "content_block_stop"]
         assert kinds == ["message_start", *block * 3, "message_delta", "message_stop"]
@@ -196,13 +198,13 @@ def test_the_end_is_told_with_its_reason(text, fields, reason, sequence, stream)
     run(act())
 
 
-def test_arguments_that_broke_off_are_text():
+def test_of_arguments_that_broke_off_the_members_come_that_are_whole():
     async def act():
-        async with fronted(service(ONE["hermes"][:60], finish_reason="length")) as world, client(world) as asking:
+        async with fronted(service(ONE["hermes"][:72], finish_reason="length")) as world, client(world) as asking:
             whole = await asking.messages.create(**ASKED, tools=TOOLS)
         assert whole.stop_reason == "max_tokens"
         [block] = whole.content
-        assert block.type == "text" and block.text.startswith('weather{"city')
+        assert (block.type, block.name, block.input) == ("tool_use", "weather", {"city": "Ulm"})
 
     run(act())
 
@@ -254,6 +256,8 @@ def test_tokens_are_counted():
         ({"messages": []}, "messages"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "It"}]}, "end with the user"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": ["x"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].type='image'"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "content[0].type='tool_use'"),
@@ -309,6 +313,23 @@ def test_errors_of_the_service_are_the_clients_own(kind, raised, stream):
         async with fronted(asked) as world, client(world) as asking:
             with pytest.raises(raised, match=r"No\."):
                 await asking.messages.create(**ASKED, stream=stream)
+
+    run(act())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_named_as_the_body_names_it(stream):
+    form = {"type": "json_schema", "schema": {"a": 1}}
+    given = {"output_config": {"format": form}}, {"output_format": form}
+
+    async def act():
+        asked = service("x")
+        asked.script = (ServiceError(Kind.INVALID, "json_schema='x' is refused.", field="params.json_schema"),)
+        async with fronted(asked) as world:
+            for more, place in zip(given, ("output_config.format.schema", "output_format.schema"), strict=True):
+                answered = await world.client.post(URL, json={**ASKED, **more, "stream": stream})
+                assert answered.status_code == 400
+                assert answered.json()["error"]["message"] == f"{place}='x' is refused."
 
     run(act())
 

@@ -195,6 +195,77 @@ def test_a_response_goes_on_from_an_earlier_one():
     run(act())
 
 
+def test_the_items_that_a_response_was_made_from_are_listed():
+    async def act():
+        asked = service("Let me see.\n" + ONE["hermes"])
+        async with fronted(asked) as world, client(world) as asking:
+            first = await asking.responses.create(model="", input="Weather?", tools=TOOLS)
+            [listed] = (await asking.responses.input_items.list(first.id)).data
+            assert (listed.type, listed.role, listed.content[0].text) == ("message", "user", "Weather?")
+            outputs = [
+                {"type": "function_call_output", "call_id": item.call_id, "output": "sun"}
+                for item in first.output
+                if item.type == "function_call"
+            ]
+            given = [*outputs, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
+            second = await asking.responses.create(
+                model="",
+                input=given,
+                previous_response_id=first.id,
+                tools=TOOLS,
+                include=["reasoning.encrypted_content"],
+            )
+            pages = asking.responses.input_items.list(second.id, limit=2, order="asc", include=INCLUDED)
+            found = [item async for item in pages]
+            assert [item.type for item in found] == [
+                *("message", "message", "function_call", "function_call_output", "message", "message")
+            ]
+            assert found[0] == listed and [item.id for item in found[1:3]] == [item.id for item in first.output]
+            assert (found[4].content[0].type, found[5].content[0].type) == ("output_text", "input_text")
+            assert len({item.id for item in found}) == 6
+            backwards = [item async for item in asking.responses.input_items.list(second.id, limit=4)]
+            assert backwards == found[::-1]
+            with pytest.raises(openai.NotFoundError):
+                await asking.responses.input_items.list("resp_none")
+            for query, param in (({"limit": 0}, "limit"), ({"order": "up"}, "order"), ({"after": "x"}, "after")):
+                told = await world.client.get(f"{URL}/{second.id}/input_items", params=query)
+                assert error_of(told, 400)["param"] == param
+
+    run(act())
+
+
+INCLUDED = ["message.output_text.logprobs"]
+
+
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+def test_a_response_that_is_kept_is_streamed_again(finish_reason):
+    async def act():
+        text = "hm</think>\n\nLet me see.\n" + TWO["hermes"]
+        asked = service(text, OPENED, finish_reason=finish_reason)
+        async with fronted(asked) as world, client(world) as asking:
+            stream = await asking.responses.create(model="", input="Weather?", tools=TOOLS, stream=True)
+            events = [event async for event in stream]
+            whole = events[-1].response
+            again = [event async for event in await asking.responses.retrieve(whole.id, stream=True, include=INCLUDED)]
+            late = await asking.responses.retrieve(whole.id, stream=True, starting_after=again[-2].sequence_number)
+            assert [event async for event in late] == again[-1:]
+            assert (await asking.responses.retrieve(whole.id)).output == whole.output
+            told = await world.client.get(f"{URL}/{whole.id}", params={"stream": "maybe"})
+            assert error_of(told, 400)["param"] == "stream"
+        assert again[-1].response == whole and again[-1].type == events[-1].type
+        assert [event.sequence_number for event in again] == list(range(len(again)))
+
+        def once(told):
+            kinds = [(event.type, getattr(event, "output_index", None)) for event in told]
+            return [kind for place, kind in enumerate(kinds) if not place or kind != kinds[place - 1]]
+
+        assert once(again) == once(events)
+        ends = [[event.item for event in told if event.type == "response.output_item.done"] for told in (again, events)]
+        assert ends[0] == ends[1]
+
+    run(act())
+
+
 def test_what_is_not_to_be_kept_or_anothers_is_not_found():
     async def act():
         asked = service("Yes.")
@@ -241,7 +312,7 @@ def test_the_store_keeps_what_there_is_room_for_of_each_and_of_all():
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_cut_off_is_incomplete(stream):
     async def act():
-        for text, kind in (("Sun", "message"), (ONE["hermes"][:60], "function_call")):
+        for text, kinds in (("Sun", ["message"]), (ONE["hermes"][:60], ["function_call"]), ('<tool_call>{"na', [])):
             async with fronted(service(text, finish_reason="length")) as world, client(world) as asking:
                 made = await asking.responses.create(model="", input="x", tools=TOOLS, stream=stream)
                 if stream:
@@ -249,7 +320,7 @@ def test_what_is_cut_off_is_incomplete(stream):
                     assert events[-1].type == "response.incomplete"
                     made = events[-1].response
             assert made.status == "incomplete" and made.incomplete_details.reason == "max_output_tokens"
-            assert [(item.type, item.status) for item in made.output] == [(kind, "incomplete")]
+            assert [(item.type, item.status) for item in made.output] == [(kind, "incomplete") for kind in kinds]
 
     run(act())
 
@@ -263,7 +334,8 @@ def test_what_is_cut_off_is_incomplete(stream):
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "x", "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "x", "arguments": [1]}]}, "input[0].arguments"),
+        ({"input": ["x"]}, "input[0]"),
         ({"input": [{"type": "reasoning", "content": 5}]}, "content"),
         ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0].text"),
         ({"input": "x", "instructions": 5}, "instructions"),
@@ -309,6 +381,23 @@ def test_what_changes_no_answer_is_taken_and_an_answer_can_be_repeated():
         [(_, call, _)] = asked.asked
         params = call.params
         assert (params.seed, params.top_k, params.stop) == (2**64 - 1, 5, ("END",))
+
+    run(act())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_named_as_the_body_names_it(stream):
+    async def act():
+        asked = service("x")
+        for own, param in (
+            ("json_schema", "text.format.schema"),
+            ("max_tokens", "max_output_tokens"),
+            ("seed", "seed"),
+        ):
+            asked.script = (ServiceError(Kind.INVALID, f"{own}=5 is refused.", field=f"params.{own}"),)
+            async with fronted(asked) as world:
+                error = error_of(await world.client.post(URL, json={"input": "x", "stream": stream}), 400)
+            assert (error["param"], error["message"]) == (param, f"{param}=5 is refused.")
 
     run(act())
 
