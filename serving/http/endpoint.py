@@ -87,10 +87,9 @@ class Endpoint:
             error = raised if asked is None else renamed(raised, self.names(asked.body))
             if not error.recorded:
                 desk.service.refused(self.name, peer_of(scope), error)
-            closing = {}
-            if body.pending and not out.begun:
+            if is_pending := body.pending and not out.begun:
                 await body.read_away()
-                closing = {"connection": "close"}
+            closing = {"connection": "close"} if is_pending or desk.calls.draining else {}
             with suppress(ServiceError), foreseen(self.name):  # who takes nothing is told nothing
                 form = next((form for name, form in self.forms.items() if name in headers), self.form)
                 await out.fail(scope, form, error, closing)

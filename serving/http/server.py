@@ -66,25 +66,23 @@ class HttpFront(AbstractFront):
         pass
 
     async def drain(self, grace_s: float) -> None:
-        self._close_door()
+        # Who comes while calls end is told so, and probes where the server stands, rather than find nobody.
+        self._desk.calls.draining = True
+        self._connections.close_idle()
         await self._idle(grace_s)
         await self.stop()
 
     async def stop(self) -> None:
-        self._close_door()
+        self._desk.calls.draining = True
         if self._uvicorn is None:
             return
+        for server in self._uvicorn.servers:
+            server.close()
+        self._connections.close_idle()
         self._desk.calls.end_all()
         await self._idle(STOP_S)
         await self._connections.close(LINGER_S)
         self._ticking.cancel()
-
-    def _close_door(self) -> None:
-        self._desk.calls.draining = True
-        if self._uvicorn is not None:
-            for server in self._uvicorn.servers:
-                server.close()
-            self._connections.close_idle()
 
     async def _idle(self, most_s: float) -> None:
         with contextlib.suppress(TimeoutError):

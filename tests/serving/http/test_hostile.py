@@ -254,14 +254,18 @@ def test_a_drain_lets_calls_end_and_a_stop_tells_those_that_are_left():
             await service.until(lambda: len(service.running) == 3)
             draining = asyncio.create_task(world.front.drain(0.4))
             await asyncio.sleep(0)
-            with pytest.raises(OSError):
-                await asyncio.open_connection("127.0.0.1", world.front.port)
+            late = await world.client.post(URL, json={"prompt": "a"})
+            assert "shutting down" in error_of(late, 503)["message"]
+            assert (late.headers["connection"], late.headers["retry-after"]) == ("close", "1")
+            assert (await world.client.get("/health")).status_code == 200
             goes.set()
             assert (await ends).json()["choices"][0]["text"] == "a"
             await draining
             assert "shutting down" in error_of(await waits, 503)["message"]
             assert "shutting down" in events_of((await stays).text)[-1]["error"]["message"]
-            assert sorted(service.cancelled) == ["stays", "waits"] and not service.refusals
+            assert sorted(service.cancelled) == ["stays", "waits"] and len(service.refusals) == 1
+            with pytest.raises(OSError):
+                await asyncio.open_connection("127.0.0.1", world.front.port)
 
     run(act())
 
