@@ -140,7 +140,9 @@ def _start(wanted: Wanted, free: bool, special_tokens: Mapping[str, int]) -> tup
             f"think[lazy]: /{beginning}(?s:.*){end}/",
             f"unclosed: UNCLOSED\nUNCLOSED: /{beginning}(?s:.*)/{_without([f'(?s:.*){end}(?s:.*)'])}",
         ]
-    ways = ["think body" if free else "think BLANKS? body"] + ([] if opened else ["body"]) + (["unclosed"] if free else [])
+    ways = (
+        ["think body" if free else "think BLANKS? body"] + ([] if opened else ["body"]) + (["unclosed"] if free else [])
+    )
     return f"start: {' | '.join(ways)}", [blanks, *(rules if free else [r for r in rules if "unclosed" not in r])]
 
 

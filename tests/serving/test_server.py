@@ -95,7 +95,7 @@ def served(monkeypatch, capfd):
 
         monkeypatch.setattr(metrale_jax.llm, "LLM", load)
         flags = {"grpc_port": driver.port, "side_port": driver.side_port, "served_name": "fake"} | settings
-        if "http_port" in flags:
+        if flags.get("http_port") == 0:
             flags["http_port"] = driver.http_port
 
         def drive():
