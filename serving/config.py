@@ -29,9 +29,11 @@ class ServeConfig:
     `model` is as for `LLM`, `served_name` what clients call it (its own name). Both fronts listen at `host`: gRPC at
     `grpc_port`, HTTP at `http_port`. A front without a port ("none") is not there, and 0 takes any free one. Both speak
     TLS where `tls_certificate` and `tls_key` name PEM files; clients must show a certificate of `tls_client_ca`, where
-    it is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all); `page`
-    puts a page to chat on at HTTP's `/`. `tool_dialect` names how the model writes calls of tools, where its chat
-    template does not tell.
+    it is given. Pages of `allowed_origins`, with commas between them, may call HTTP from browsers ("*": of all).
+    HTTP answers to the names `allowed_hosts` alone, with commas between them; where it is not given and everybody
+    may call on a loopback address, to those of such addresses: a page whose name was made to lead there is no
+    caller. `page` puts a page to chat on at HTTP's `/`. `tool_dialect` names how the model writes calls of tools,
+    where its chat template does not tell.
     `/metrics`, `/health` and `/ready` are at `side_host` and `side_port` too.
     `key_file` says who may call (see `serving.core.keys`); without it everybody may, and together they have the limits
     that begin with `anonymous_`. `max_waiting_requests` and `max_waiting_tokens` bound the queue. Calls that name no
@@ -55,6 +57,7 @@ class ServeConfig:
     grpc_port: int | None = 50051
     http_port: int | None = None
     allowed_origins: str | None = None
+    allowed_hosts: str | None = None
     page: bool = True
     tool_dialect: str | None = None
     side_host: str = "127.0.0.1"
@@ -124,6 +127,8 @@ class ServeConfig:
             raise ConfigError(f"{' and '.join(FRONTS)} are both not set, so that nobody could call; give one.")
         if self.allowed_origins is not None and self.http_port is None:
             raise ConfigError("allowed_origins is given without http_port; give http_port too, or leave it out.")
+        if self.allowed_hosts is not None and self.http_port is None:
+            raise ConfigError("allowed_hosts is given without http_port; give http_port too, or leave it out.")
         if self.tool_dialect is not None:
             dialect_named(self.tool_dialect)
         if self.data_dir is not None and self.http_port is None:
@@ -167,9 +172,18 @@ class ServeConfig:
     @property
     def origins(self) -> tuple[str, ...]:
         """The origins whose pages may call."""
-        return tuple(origin.strip() for origin in (self.allowed_origins or "").split(",") if origin.strip())
+        return _listed(self.allowed_origins)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names that HTTP answers to; none where nothing was said."""
+        return _listed(self.allowed_hosts)
 
     @property
     def name(self) -> str:
         """What clients call the model."""
         return self.served_name or self.model
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

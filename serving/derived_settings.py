@@ -16,6 +16,9 @@ from serving.http.settings import HttpSettings
 from serving.settings_sources import Resolved
 from serving.store.settings import StoreSettings
 
+# What browsers call a loopback address by; an address of 127.0.0.0/8 counts as the first.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 def service_settings(config: ServeConfig) -> ServiceSettings:
     """The service's."""
@@ -59,6 +62,7 @@ def http_settings(config: ServeConfig) -> HttpSettings:
         tls=_tls(config),
         max_body_bytes=config.max_message_mib * MIB,
         allowed_origins=config.origins,
+        allowed_hosts=config.hosts or _own_hosts(config),
         page=config.page,
         tool_dialect=config.tool_dialect or "",
     )
@@ -104,6 +108,12 @@ def exposed(config: ServeConfig) -> str:
     if config.side_port and not _is_loopback(config.side_host):
         found.append(f"everybody who reaches {config.side_host} may read the metrics; use side_host 127.0.0.1.")
     return " ".join(found)
+
+
+def _own_hosts(config: ServeConfig) -> tuple[str, ...]:
+    """The names of a server that only its machine reaches and that asks for no key; none, where any will do."""
+    open_to_all = config.key_file is None and config.tls_client_ca is None
+    return LOOPBACK if open_to_all and _is_loopback(config.host) else ()
 
 
 def _is_loopback(host: str) -> bool:

@@ -69,7 +69,11 @@ def make_app(desk: Desk) -> Starlette:
     routes = [route for api in APIS for route in api.routes(desk)]
     app = Starlette(
         routes=[*routes, openapi.route_of(desk, routes)],
-        middleware=[Middleware(UnambiguousHeads), *_cross_origin(desk.settings.allowed_origins)],
+        middleware=[
+            Middleware(UnambiguousHeads),
+            *([Middleware(KnownHosts, hosts=desk.settings.allowed_hosts)] if desk.settings.allowed_hosts else []),
+            *_cross_origin(desk.settings.allowed_origins),
+        ],
         exception_handlers={HTTPException: refused, Exception: broken},
     )
     app.router.redirect_slashes = False
@@ -105,6 +109,23 @@ class UnambiguousHeads:
         message = "content-length and transfer-encoding are both given; leave one of them out."
         fault = HttpFault(HTTPStatus.BAD_REQUEST, message, "content-length", {"connection": "close"})
         await _answer(fault)(scope, receive, send)
+
+
+class KnownHosts:
+    """Refuses calls to a name that is none of the server's: a page may have had its own made to lead here."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]):
+        self._app, self._hosts = app, frozenset(host.lower().strip("[]") for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or hands it on."""
+        given = Headers(scope=scope).get("host", "").lower()
+        name = given.partition("]")[0].strip("[") if given.startswith("[") else given.partition(":")[0]
+        if name in self._hosts:
+            await self._app(scope, receive, send)
+            return
+        message = f"host {shown(given, 120)} is no name of this server; call it by one, or list it in allowed_hosts."
+        await _answer(HttpFault(HTTPStatus.MISDIRECTED_REQUEST, message, "host"))(scope, receive, send)
 
 
 def _fault(request: Request, raised: HTTPException) -> HttpFault:

@@ -17,6 +17,7 @@ REASONS: Mapping[int, str] = {
     408: "The time that the call had is over.",
     413: "The body is too large.",
     415: "The body is not JSON.",
+    421: "The server has no such name.",
     429: "A limit is reached; Retry-After says when to come again.",
     500: "The server failed.",
     503: "The server loads, drains or is full; Retry-After says when to come again.",
@@ -65,7 +66,7 @@ def described(about: Operation, path: str, error: Schema, has_body: bool, is_ope
 
 def _statuses(path: str, has_body: bool, is_open: bool) -> tuple[int, ...]:
     """Those that end a call by an error object."""
-    found = {400, 500, 503} | (set() if is_open else {401, 403, 429})
+    found = {400, 421, 500, 503} | (set() if is_open else {401, 403, 429})
     if has_body:
         found |= {404, 408, 413, 415}
     if "{" in path:

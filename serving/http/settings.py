@@ -16,8 +16,9 @@ class HttpSettings:
     connection may be silent for `keep_alive_s` between calls, the head of a call takes up to `head_s`, its body, of up
     to `max_body_bytes`, up to `body_s`; large bodies wait while `max_bodies_bytes` are being read. A client that takes
     nothing of its answer for `write_s` is given up. In a stream that has nothing to say a comment is sent each
-    `ping_s`. Pages of `allowed_origins` may call from browsers; `page` puts our own at `/`. `tool_dialect` names how
-    the model writes calls of tools; without it its chat template tells.
+    `ping_s`. Pages of `allowed_origins` may call from browsers; `page` puts our own at `/`. Calls to names that are
+    none of `allowed_hosts` are refused; without any, all do. `tool_dialect` names how the model writes calls of tools;
+    without it its chat template tells.
     """
 
     host: str = "127.0.0.1"
@@ -33,5 +34,6 @@ class HttpSettings:
     write_s: float = 60.0
     ping_s: float = 15.0
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     page: bool = True
     tool_dialect: str = ""

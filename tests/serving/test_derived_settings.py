@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each part is told what the whole was told."""
 
-from dataclasses import fields, replace
+from dataclasses import fields, replace, replace
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_defaults_are_those_of_the_parts():
     own, derived = GrpcSettings(version="1"), grpc_settings(config, "1")
     different = {field.name for field in fields(own) if getattr(own, field.name) != getattr(derived, field.name)}
     assert different <= {"max_send_message_bytes"}
-    assert http_settings(ServeConfig(http_port=8000)) == HttpSettings()
+    assert replace(http_settings(ServeConfig(http_port=8000)), allowed_hosts=()) == HttpSettings()
 
 
 def test_what_is_set_reaches_its_part(tmp_path):
@@ -63,6 +63,10 @@ def test_what_is_set_reaches_its_part(tmp_path):
     )
     tls = TlsSettings(b"certificate", b"key", b"ca")
     assert http_settings(config) == HttpSettings("::1", 8, tls, 3 << 20, allowed_origins=("https://a.example",))
+    alone = ("127.0.0.1", "localhost", "::1")
+    for told, hosts in (({}, alone), ({"host": "::1"}, alone), ({"host": "0.0.0.0"}, ()), ({"key_file": "k"}, ())):
+        assert http_settings(ServeConfig(http_port=8, **told)).allowed_hosts == hosts
+    assert http_settings(ServeConfig(http_port=8, allowed_hosts="a.example, b")).allowed_hosts == ("a.example", "b")
     assert grpc_settings(config, "v") == GrpcSettings("::1", 7, tls, 3 << 20, 3 << 20, 1, 2, 3, 4, 5, False, True, "v")
     assert service_settings(config) == ServiceSettings("smollm2-135m", 6.0, 7.0, 8.0, 9.0, True, False, 3, 10.0)
     with pytest.raises(ConfigError, match="tls_key"):

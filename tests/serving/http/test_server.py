@@ -24,6 +24,28 @@ from tests.serving.scripted import CARD, ScriptedService
 ALICE = {"alice-token": Caller(key_id="alice")}
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST:81", "[::1]:8000", "[::1]"])
+def test_a_server_answers_to_its_names(host):
+    async def act():
+        async with fronted(ScriptedService(), allowed_hosts=("127.0.0.1", "localhost", "::1")) as world:
+            assert (await world.client.get("/v1/models", headers={"host": host})).status_code == 200
+
+    run(act())
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8000", "[::2]:8000", "localhost@evil"])
+def test_a_name_that_was_made_to_lead_here_is_refused(host):
+    async def act():
+        async with fronted(ScriptedService(), allowed_hosts=("127.0.0.1", "localhost", "::1")) as world:
+            for path in ("/v1/models", "/", "/none"):
+                answer = await world.client.get(path, headers={"host": host})
+                assert error_of(answer, 421)["param"] == "host"
+        async with fronted(ScriptedService()) as world:
+            assert (await world.client.get("/v1/models", headers={"host": host})).status_code == 200
+
+    run(act())
+
+
 def test_probes_say_where_the_server_stands():
     async def act():
         lifecycle = Lifecycle()
