@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each part is told what the whole was told."""
 
-from dataclasses import fields, replace, replace
+from dataclasses import fields, replace
 
 import pytest
 
