@@ -32,6 +32,8 @@ class IncomingBody:
         self._length = _length(headers)
         self.pending = self._length != 0
         self._is_slow = False
+        # Who waits to be told to go on has sent nothing yet, and need not.
+        self._waits = headers.get("expect", "").lower() == "100-continue"
 
     async def read(self, max_bytes: int, seconds: float, place: Place) -> bytes | bytearray:
         """All of it, in its place. Raises `ServiceError` for one that is too large, comes too slowly, breaks off, or
@@ -80,14 +82,16 @@ class IncomingBody:
         return ServiceError(Kind.TOO_LATE, f"The body was not whole after {seconds:.3g} s; send it faster, or less.")
 
     async def read_away(self) -> None:
-        """Takes what is still on its way, within bounds, and forgets it; nothing of what came too slowly."""
+        """Takes what is still on its way, within bounds, and forgets it; nothing of what came too slowly, or of what
+        waits to be asked for."""
         taken = 0
         with suppress(TimeoutError, ServiceError):
             async with asyncio.timeout(AWAY_S):
-                while self.pending and not self._is_slow and taken < AWAY_BYTES:
+                while self.pending and not (self._is_slow or self._waits) and taken < AWAY_BYTES:
                     taken += len(await self._next())
 
     async def _next(self) -> bytes:
+        self._waits = False
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.pending = False

@@ -92,6 +92,16 @@ def test_a_body_over_the_limit_is_refused_with_and_without_a_length():
     run(act())
 
 
+def test_who_asks_before_it_sends_too_much_is_told_before_it_does():
+    async def act():
+        async with fronted(ScriptedService()) as world:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            back = await world.raw(head + b"expect: 100-continue\r\ncontent-length: 34603008\r\n\r\n")
+            assert back.startswith(b"HTTP/1.1 413 ") and b"connection: close" in back.lower()
+
+    run(act())
+
+
 def test_a_stranger_is_turned_away_before_its_body_is_read():
     async def act():
         async with fronted(ScriptedService(keys={})) as world:
