@@ -5,10 +5,11 @@ import asyncio
 from http import HTTPStatus
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.core.errors import Kind, ServiceError
-from serving.http.errors import openai_body, spelt
+from serving.http.errors import HttpFault, openai_body, spelt
 from serving.http.sending import JSON
 from serving.http.settings import HttpSettings
 
@@ -30,7 +31,7 @@ class Connections:
         self._open = server_state.connections
         if len(self._open) >= self._settings.max_connections:
             return _TurnedAway(self._settings.max_connections)
-        return H11Protocol(server_state=server_state, **more)
+        return _Connection(server_state=server_state, **more)
 
     def sweep(self, now_s: float) -> None:
         """Cuts off those that have been silent, or on their way out, for too long."""
@@ -71,6 +72,21 @@ class Connections:
         # Uvicorn's own timer runs between calls, until the first byte of the next.
         is_between = one.timeout_keep_alive_task is not None
         return self._settings.keep_alive_s + 1.0 if is_between else self._settings.head_s
+
+
+class _Connection(H11Protocol):
+    """Uvicorn's, which tells of what is no request in an error object."""
+
+    def send_400_response(self, msg: str) -> None:
+        fault = HttpFault(HTTPStatus.BAD_REQUEST, "What came is no request of HTTP/1.1; send one, with a shorter head.")
+        body = spelt(openai_body(fault, ""))
+        headers = {"content-type": JSON, "content-length": str(len(body)), "connection": "close"}
+        head = h11.Response(
+            status_code=fault.status, headers=list(headers.items()), reason=fault.status.phrase.encode()
+        )
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
 
 class _TurnedAway(asyncio.Protocol):
