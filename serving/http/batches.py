@@ -2,7 +2,6 @@
 """/v1/batches: files of requests that are answered beside live calls, whenever there is room."""
 
 import re
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +16,7 @@ from serving.http.desk import Desk
 from serving.http.endpoint import Asked, get, json_answer, post
 from serving.http.errors import HttpFault
 from serving.http.files import kept_for, work_of
+from serving.http.metadata import METADATA, metadata_of
 from serving.http.operations import Operation
 from serving.http.paging import known_query, one_of, page, page_of, whole_number
 from serving.http.schemas import array, integer, nullable, object_of, text
@@ -29,7 +29,6 @@ WINDOW = re.compile(r"([1-9]\d{0,3})([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_WINDOW_S = 30 * SECONDS["d"]
 MAX_PAGE, PAGE = 100, 20
-MAX_PAIRS, MAX_KEY_LEN, MAX_VALUE_LEN = 16, 64, 512
 MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 KEEPING = object_of({"anchor": text("created_at"), "seconds": integer(1)}, "anchor", "seconds")
 FAULT = object_of({"code": text(), "line": nullable(integer(1)), "message": text(), "param": nullable(text())})
@@ -38,7 +37,7 @@ ASKED = object_of(
         "input_file_id": text(),
         "endpoint": text(),
         "completion_window": {"type": "string", "pattern": f"^{WINDOW.pattern}$"},
-        "metadata": nullable({"type": "object", "maxProperties": MAX_PAIRS, "additionalProperties": text()}),
+        "metadata": METADATA,
         "output_expires_after": nullable(KEEPING),
     },
     "input_file_id",
@@ -93,7 +92,7 @@ async def create(desk: Desk, asked: Asked) -> Response:
     known_only(body, FIELDS)
     endpoint = one_of("endpoint", body.get("endpoint"), tuple(endpoints(desk)))
     window_s = _window_s(body.get("completion_window"))
-    metadata, keep_s = _metadata(body.get("metadata")), _keep_s(body.get("output_expires_after"), store)
+    metadata, keep_s = metadata_of(body), _keep_s(body.get("output_expires_after"), store)
     given = body.get("input_file_id")
     if not isinstance(given, str):
         message = f"input_file_id={shown(given, 80)} is no text; give the id of a file."
@@ -188,22 +187,6 @@ def _window_s(given: Any) -> int:
         message = f"completion_window={shown(given, 80)} is no time up to 30d; give 24h, or the like."
         raise ServiceError(Kind.INVALID, message, field="completion_window")
     return seconds
-
-
-def _metadata(given: Any) -> Mapping[str, str] | None:
-    if given is None:
-        return None
-    fits = isinstance(given, dict) and len(given) <= MAX_PAIRS
-    if not fits or not all(
-        isinstance(value, str) and len(name) <= MAX_KEY_LEN and len(value) <= MAX_VALUE_LEN
-        for name, value in given.items()
-    ):
-        message = (
-            f"metadata={shown(given, 80)} is no object of up to {MAX_PAIRS} texts of {MAX_VALUE_LEN} characters, named "
-            f"by up to {MAX_KEY_LEN}; give one, or none."
-        )
-        raise ServiceError(Kind.INVALID, message, field="metadata")
-    return given
 
 
 def _keep_s(given: Any, store: Store) -> int:

@@ -5,6 +5,7 @@ from metrale_jax.sampling.params import MAX_LOGPROBS
 from serving.chat.messages import ROLES
 from serving.chat.reasoning import EFFORTS
 from serving.chat.tools import MAX_TOOLS, TOOL_NAME
+from serving.http.metadata import METADATA
 from serving.http.operations import Operation
 from serving.http.paging import page_of
 from serving.http.schemas import ANYTHING, BOOLEAN, PARAMS, any_of, array, body_of, integer, nullable, object_of, text
@@ -132,7 +133,7 @@ RESPONSES_ABOUT = Operation(
             "parallel_tool_calls": BOOLEAN,
             "reasoning": object_of({"effort": nullable(text(*EFFORTS))}),
             "text": OBJECT,
-            "metadata": OBJECT,
+            "metadata": METADATA,
             "store": BOOLEAN,
             "include": array(text()),
             "top_logprobs": integer(0, MAX_LOGPROBS),

@@ -11,6 +11,7 @@ from serving.chat.messages import arguments_of, call_message, text_of
 from serving.chat.plan import ChatPlan
 from serving.chat.reasoning import ReasoningOptions, checked_effort
 from serving.chat.tools import ChatTools, Choice, Tool, listed, named, parallel_calls
+from serving.http.metadata import metadata_of
 from serving.passed_over import DRAWING, RESPONSES_HINTS, RESPONSES_REFUSED, as_meant, refuse
 
 CHAT_FIELDS = (
@@ -38,7 +39,8 @@ def names_of(body: Mapping[str, Any]) -> dict[str, str]:
 def check_rest(body: Mapping[str, Any]) -> None:
     """Nothing. Raises for what is asked beside the chat and cannot be done."""
     refuse(body, RESPONSES_REFUSED)
-    for name, kind, word in (("metadata", Mapping, "object"), ("include", list, "list"), ("store", bool, "switch")):
+    metadata_of(body)
+    for name, kind, word in (("include", list, "list"), ("store", bool, "switch")):
         if not isinstance(body.get(name), kind | None):
             raise _wrong(name, body[name], f"is no {word}; give one, or leave it out")
 

@@ -356,6 +356,8 @@ def test_what_is_cut_off_is_incomplete(stream):
         ({"input": "x", "top_logprobs": 21}, "top_logprobs"),
         ({"input": "x", "top_logprobs": True}, "top_logprobs"),
         ({"input": "x", "store": "yes"}, "store"),
+        ({"input": "x", "metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"input": "x", "metadata": {"a": "b" * 513}}, "metadata"),
         ({"input": "x", "stream": 1}, "stream"),
         ({"input": "x", "conversation": "c"}, "conversation"),
         ({"input": "x", "previous_response_id": 5}, "previous_response_id"),
