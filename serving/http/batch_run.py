@@ -106,6 +106,8 @@ class BatchRun:
         if self._sink is not None:
             with suppress(BatchError):
                 await self._on_disk(self._sink.sync)
+            # A worker that was ended as it wrote has not counted what the disk took all the same.
+            self._count()
             await self.close()
             for name, file_id in zip(("output_file_id", "error_file_id"), self.batch.output_ids, strict=True):
                 found[name] = await self._kept(file_id, "output" if name == "output_file_id" else "errors")
