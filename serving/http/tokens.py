@@ -103,7 +103,7 @@ def _text(body: Mapping[str, Any]) -> Prompt:
 
 async def _chat(desk: Desk, body: Mapping[str, Any]) -> Prompt:
     known_only(body, OF_CHAT)
-    if body.get("tools") is not None:
+    if body.get("tools") is not None or body.get("tool_choice") is not None:
         # As the chat itself would be asked, calls and their results included.
         plan = await plan_chat(desk, without(body, ("model", "return_token_strs")))
         return Prompt(messages=plan.messages, template=plan.template)

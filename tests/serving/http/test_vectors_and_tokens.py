@@ -60,6 +60,7 @@ def test_vectors_come_in_base64_cut_and_of_length_one_as_asked():
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tool_choice": "any"}, "tool_choice"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/detokenize", {"tokens": [1.5]}, "tokens"),
         ("/detokenize", {"tokens": [True]}, "tokens"),
