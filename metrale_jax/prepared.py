@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from metrale_jax.core.errors import RequestError, TextError, shown
+from metrale_jax.core.errors import ContextLengthError, RequestError, TextError, shown
 from metrale_jax.engine.admission import Admitted, Ask, Limits, admitted, check_params, check_room
 from metrale_jax.rules import RuleCompiler
 from metrale_jax.sampling.params import SamplingParams, seed_bits
@@ -69,7 +69,7 @@ class Preparer:
         if len(text.encode(errors="replace")) >= self._limits.max_context_tokens:
             least = tokenizer.least_tokens(text)
             if least >= self._limits.max_context_tokens:
-                raise RequestError(
+                raise ContextLengthError(
                     f"prompt of {len(text)} characters has at least {least} tokens, the context has room for "
                     f"{self._limits.max_context_tokens}; shorten it, or raise max_context_tokens.",
                     "prompt",

@@ -53,6 +53,10 @@ class RequestError(MetraleError):
         self.field = field
 
 
+class ContextLengthError(RequestError):
+    """A prompt that is as long as the context, or longer."""
+
+
 class TextError(MetraleError):
     """A tokenizer or chat template that is missing or cannot be used."""
 

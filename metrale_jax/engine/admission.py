@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metrale_jax.core.errors import RequestError, shown
+from metrale_jax.core.errors import ContextLengthError, RequestError, shown
 from metrale_jax.engine.request import Request
 from metrale_jax.sampling.constraints import Constraint, constraint_of, fixed_mask
 from metrale_jax.sampling.params import SamplingParams
@@ -120,10 +120,10 @@ def admitted(ask: Ask, limits: Limits) -> Admitted:
 
 
 def check_room(num_tokens: int, limits: Limits) -> None:
-    """Nothing. Raises `RequestError` for a prompt of so many tokens, or more, that leaves no room for an answer."""
+    """Nothing. Raises `ContextLengthError` for a prompt of that many tokens, or more, which leaves no room."""
     context = limits.max_context_tokens
     if num_tokens >= context:
-        raise RequestError(
+        raise ContextLengthError(
             f"prompt of {num_tokens} tokens leaves no room in a context of {context}; shorten it, or raise "
             "max_context_tokens or kv_cache_mib, whichever binds.",
             "prompt",

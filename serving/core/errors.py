@@ -10,6 +10,7 @@ class Kind(Enum):
     """Why a call was not served. Each front has a table from these to its own codes."""
 
     INVALID = "invalid"  # the call itself is wrong; `field` says where
+    TOO_LONG = "too_long"  # the prompt is as long as the model's context, or longer
     UNAUTHENTICATED = "unauthenticated"  # no key, or an unknown one
     FORBIDDEN = "forbidden"  # the key may not do this
     NOT_FOUND = "not_found"  # no such model

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from metrale_jax.core.errors import MetraleError, RequestError
+from metrale_jax.core.errors import ContextLengthError, MetraleError, RequestError
 from metrale_jax.sampling.params import SamplingParams
 from serving.core.calls import BranchCall, Caller, Prompt
 from serving.core.errors import Kind, ServiceError
@@ -124,7 +124,7 @@ def _fault_of(field: str) -> Iterator[None]:
     try:
         yield
     except MetraleError as error:
-        raise ServiceError(Kind.INVALID, str(error), field=field) from error
+        raise ServiceError(_kind_of(error), str(error), field=field) from error
 
 
 @contextmanager
@@ -145,4 +145,8 @@ def as_service_error(error: MetraleError, place: str) -> ServiceError:
     path = [place] if place else []
     if error.field != "prompt":
         path.append(f"params.{error.field}" if error.field else "params")
-    return ServiceError(Kind.INVALID, str(error), field=".".join(path) or "prompt")
+    return ServiceError(_kind_of(error), str(error), field=".".join(path) or "prompt")
+
+
+def _kind_of(error: MetraleError) -> Kind:
+    return Kind.TOO_LONG if isinstance(error, ContextLengthError) else Kind.INVALID

@@ -20,6 +20,7 @@ MAX_MESSAGE_BYTES = 900
 CODES = MappingProxyType(
     {
         Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+        Kind.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
         Kind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
         Kind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
         Kind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,

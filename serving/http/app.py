@@ -31,9 +31,9 @@ from serving.http import (
     stats,
     tokens,
 )
-from serving.http.callers import REQUEST_ID_HEADER, peer_of
+from serving.http.callers import REQUEST_ID_HEADER, peer_of, usable_request_id
 from serving.http.desk import Desk
-from serving.http.errors import HttpFault, headers_of, openai_body, spelt, status_of
+from serving.http.errors import ANTHROPIC, OPENAI, HttpFault, headers_of, spelt, status_of
 from serving.http.sending import JSON, OWN_HEADERS
 
 APIS = (
@@ -61,10 +61,10 @@ def make_app(desk: Desk) -> Starlette:
     async def refused(request: Request, raised: Exception) -> Response:
         error = _fault(request, raised)
         desk.service.refused(NO_METHOD, peer_of(request.scope), error)
-        return _answer(error)
+        return _answer(request.scope, error)
 
     async def broken(request: Request, raised: Exception) -> Response:
-        return _answer(unforeseen(raised, NO_METHOD))
+        return _answer(request.scope, unforeseen(raised, NO_METHOD))
 
     routes = [route for api in APIS for route in api.routes(desk)]
     app = Starlette(
@@ -108,7 +108,7 @@ class UnambiguousHeads:
             return
         message = "content-length and transfer-encoding are both given; leave one of them out."
         fault = HttpFault(HTTPStatus.BAD_REQUEST, message, "content-length", {"connection": "close"})
-        await _answer(fault)(scope, receive, send)
+        await _answer(scope, fault)(scope, receive, send)
 
 
 class KnownHosts:
@@ -125,7 +125,7 @@ class KnownHosts:
             await self._app(scope, receive, send)
             return
         message = f"host {shown(given, 120)} is no name of this server; call it by one, or list it in allowed_hosts."
-        await _answer(HttpFault(HTTPStatus.MISDIRECTED_REQUEST, message, "host"))(scope, receive, send)
+        await _answer(scope, HttpFault(HTTPStatus.MISDIRECTED_REQUEST, message, "host"))(scope, receive, send)
 
 
 def _fault(request: Request, raised: HTTPException) -> HttpFault:
@@ -138,5 +138,8 @@ def _fault(request: Request, raised: HTTPException) -> HttpFault:
     return HttpFault(status, message, headers=raised.headers)
 
 
-def _answer(error: ServiceError) -> Response:
-    return Response(spelt(openai_body(error, "")), status_of(error), headers_of(error) | OWN_HEADERS, JSON)
+def _answer(scope: Scope, error: ServiceError) -> Response:
+    form = ANTHROPIC if scope["path"].startswith(messages.PATH) else OPENAI
+    request_id = usable_request_id(Headers(scope=scope))
+    headers = headers_of(error) | OWN_HEADERS | {REQUEST_ID_HEADER: request_id}
+    return Response(spelt(form.body(error, request_id)), status_of(error), headers, JSON)

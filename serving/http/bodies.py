@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -22,6 +23,10 @@ AWAY_BYTES, AWAY_S = 64 << 20, 5.0
 # A body that is larger waits until there is room for it, and is decoded beside the event loop.
 LARGE_BYTES = 64 << 10
 NO_ROOM_RETRY_S = 5.0
+# What JSON calls its values; the others are numbers.
+KINDS = MappingProxyType({type(None): "null", bool: "a truth", str: "a string", list: "an array"})
+# Python's own bound on them; its message tells programmers how to raise it.
+TOO_MANY_DIGITS = "set_int_max_str_digits"
 
 
 class IncomingBody:
@@ -106,7 +111,7 @@ async def decoded(raw: bytes | bytearray, headers: Headers) -> dict[str, Any]:
     _check_type(headers)
     value = await asyncio.to_thread(_parsed, raw) if len(raw) > LARGE_BYTES else _parsed(raw)
     if not isinstance(value, dict):
-        raise _invalid(f"the body holds a {type(value).__name__}, no object; send one object")
+        raise _invalid(f"the body holds {KINDS.get(type(value), 'a number')}, no object; send one object")
     return value
 
 
@@ -163,7 +168,8 @@ def _parsed(raw: bytes | bytearray) -> Any:
     except RecursionError:
         raise _invalid("the body is nested too deeply; send a flatter one") from None
     except ValueError as error:
-        raise _invalid(f"the body is no JSON ({shown(str(error), 120)}); send one object") from None
+        fault = "it has an integer of thousands of digits" if TOO_MANY_DIGITS in str(error) else shown(str(error), 120)
+        raise _invalid(f"the body is no JSON ({fault}); send one object") from None
     return value
 
 

@@ -54,6 +54,12 @@ def request_id_of(headers: Headers) -> str:
     return given or uuid.uuid4().hex
 
 
+def usable_request_id(headers: Headers) -> str:
+    """The id that the caller gave where it can go back, or else a fresh one."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
 def timeout_of(headers: Headers) -> float | None:
     """Seconds that the caller will wait; None where it does not say. Raises `ServiceError` for what is no time."""
     given = headers.get(TIMEOUT_HEADER)
@@ -61,7 +67,10 @@ def timeout_of(headers: Headers) -> float | None:
         return None
     seconds = float(given) if _SECONDS.fullmatch(given) else math.nan
     if not seconds > 0:
-        message = f"{TIMEOUT_HEADER}={shown(given, 80)} is not a number of seconds above 0; give one, or leave it out."
+        message = (
+            f"{TIMEOUT_HEADER}={shown(given, 80)} is not a number of seconds above 0, in digits (0.5, 30); give one, "
+            "or leave it out."
+        )
         raise ServiceError(Kind.INVALID, message, field=TIMEOUT_HEADER)
     return seconds
 

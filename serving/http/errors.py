@@ -40,6 +40,7 @@ class _Spelling:
 SPELLINGS = MappingProxyType(
     {
         Kind.INVALID: _Spelling(400, "invalid_request_error", None, "invalid_request_error"),
+        Kind.TOO_LONG: _Spelling(400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
         Kind.UNAUTHENTICATED: _Spelling(401, "authentication_error", "invalid_api_key", "authentication_error"),
         Kind.FORBIDDEN: _Spelling(403, "permission_error", "forbidden", "permission_error"),
         Kind.NOT_FOUND: _Spelling(404, "not_found_error", "not_found", "not_found_error"),

@@ -39,14 +39,15 @@ from serving.passed_over import MESSAGES_REFUSED, refuse
 
 # A member's key and colon, and the comma behind its value.
 _KEY, _COMMA = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*'), re.compile(r"\s*,")
+PATH = "/v1/messages"
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API."""
     return [
-        post(desk, "/v1/messages", answer, form=ANTHROPIC, about=MESSAGES_ABOUT, names=names_of),
-        post(desk, "/v1/messages/count_tokens", count, form=ANTHROPIC, about=COUNT_ABOUT),
+        post(desk, PATH, answer, form=ANTHROPIC, about=MESSAGES_ABOUT, names=names_of),
+        post(desk, f"{PATH}/count_tokens", count, form=ANTHROPIC, about=COUNT_ABOUT),
     ]
 
 

@@ -12,6 +12,7 @@ from serving.core.errors import Kind, ServiceError
 OWN = LLMConfig(
     dtype="float16",
     max_sequences=3,
+    max_context_tokens=100,
     executables="programs.zip",
     proposer="eagle3",
     drafter="/drafter",

@@ -339,7 +339,7 @@ def test_calls_that_are_refused_leave_one_record_each(model):
         ({"temperature": -1.0}, 400, "temperature", "invalid"),
         ({"allowed_token_ids": [5], "banned_token_ids": [5]}, 400, "allowed_token_ids", "invalid"),
         ({"n": 1000}, 400, "n", "invalid"),
-        ({"prompt": "x" * 3000}, 400, "prompt", "invalid"),
+        ({"prompt": "x" * 3000}, 400, "prompt", "too_long"),
         ({"regex": "("}, 400, "regex", "invalid"),
         ({"nonsense": 1}, 400, "nonsense", "invalid"),
         ({"model": "other"}, 404, "model", "not_found"),
@@ -356,12 +356,14 @@ def test_calls_that_are_refused_leave_one_record_each(model):
                 error_of(await client.get("/nothing"), 404)
                 error_of(await client.get(PATH), 405)
                 error_of(await client.post(PATH, content=b"{"), 415)
+                long = error_of(await client.post(PATH, json={"prompt": [5] * 3000}), 400)
+                assert long["code"] == "context_length_exceeded"
             await answered(target_of(server), "x", {"max_tokens": 1})
             await server.quiet()
             return [record.outcome for record in server.records]
 
     told = [outcome for *_, outcome in wrong for _ in range(2)]
-    assert run(scene()) == [*told, "not_found", "invalid", "invalid", "ok"]
+    assert run(scene()) == [*told, "not_found", "invalid", "invalid", "too_long", "ok"]
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 60.0])

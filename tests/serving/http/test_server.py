@@ -131,7 +131,15 @@ def test_what_is_not_served_is_an_error_object():
         service = ScriptedService()
         async with fronted(service) as world:
             for path in ("/nothing", "/v1/models/", "/v1", "/v1/../etc/passwd", "/%00"):
-                error_of(await world.client.get(path), 404)
+                missing = await world.client.get(path, headers={"x-request-id": "mine"})
+                error_of(missing, 404)
+                assert missing.headers["x-request-id"] == "mine"
+            for given in ({}, {"x-request-id": "two words"}):
+                fresh = (await world.client.get("/nothing", headers=given)).headers["x-request-id"]
+                assert len(fresh) == 32 and fresh != "two words"
+            for path in ("/v1/messages/batches", "/v1/messages"):
+                told = (await world.client.get(path)).json()
+                assert told["type"] == "error" and told["error"]["type"] in ("not_found_error", "invalid_request_error")
             for method in ("POST", "DELETE", "OPTIONS", "PATCH"):
                 answer = await world.client.request(method, "/v1/models")
                 error_of(answer, 405)
