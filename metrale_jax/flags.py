@@ -18,7 +18,8 @@ def add_flags(parser: argparse.ArgumentParser, config: type, **defaults: Any) ->
     `defaults` are the values that the command puts in place of the dataclass's own.
     """
     hints = get_type_hints(config)
-    group = parser.add_argument_group(config.__name__)
+    # What the fields mean is told where they are, and nowhere else.
+    group = parser.add_argument_group(config.__name__, (config.__doc__ or "").replace("`", ""))
     for field in fields(config):
         flag = "--" + field.name.replace("_", "-")
         kinds = kinds_of(hints[field.name])

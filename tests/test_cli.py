@@ -10,6 +10,7 @@ import pytest
 
 from metrale_jax import cli
 from metrale_jax.flags import add_flags, chosen
+from metrale_jax.llm_config import LLMConfig
 from metrale_jax.sampling.params import SamplingParams
 from tests.conftest import GOLDENS
 
@@ -88,6 +89,14 @@ def test_the_installed_command_exits_2_too():
 def test_the_package_runs_as_the_command():
     done = subprocess.run([sys.executable, "-m", "metrale_jax", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("usage: metrale-jax") and "generate" in done.stdout
+
+
+def test_help_tells_what_the_fields_mean(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--help"])
+    told = "".join(capsys.readouterr().out.split())
+    for config in (SamplingParams, LLMConfig):
+        assert "".join(config.__doc__.replace("`", "").split()) in told
 
 
 def test_inspect_says_what_a_checkpoint_is_and_needs(capsys):
