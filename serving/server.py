@@ -25,6 +25,7 @@ from serving.core.journal import Journal, write_all
 from serving.core.keys import KeyRing
 from serving.core.lifecycle import Lifecycle, State
 from serving.core.limits import Meter
+from serving.core.mappings import room_for_as_many
 from serving.core.records import CallRecord, ChangeRecord
 from serving.core.service import Parts, Service
 from serving.core.tracing import Tracing, open_tracing
@@ -97,7 +98,15 @@ class _Server:
         self._histograms, figures = RequestHistograms(self._registry), EngineCollector()
         self._registry.register(figures)
         self._parts = Parts(
-            self._keys, meter, gate, self._lifecycle, self._observe, tracing, changed=self._changed, figures=figures
+            self._keys,
+            meter,
+            gate,
+            self._lifecycle,
+            self._observe,
+            tracing,
+            changed=self._changed,
+            figures=figures,
+            room_for_two=room_for_as_many,
         )
         self._signals: list[signal.Signals] = []
         self._has_served = self._failed = False

@@ -92,7 +92,7 @@ def run_soak(soak: Soak, server: Server) -> tuple[dict, list[str]]:
     broken = broken_rules(report, soak)
     print(json.dumps(report))
     print(_tables(report))
-    for sample in samples:
+    for sample in (*samples, after):
         sample["at_s"] = round(sample["at_s"] - started_s, 1)
     return {**report, "samples": samples, "broken": broken}, broken
 

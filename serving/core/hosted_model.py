@@ -201,8 +201,7 @@ class HostedModel:
         if isinstance(error, MetraleError):
             return ServiceError(Kind.INVALID, str(error), field="model")
         if self.lacks_room:
-            about = f"the device has no room for {self.name!r}; ask for less by options, or for drain_first."
-            return ServiceError(Kind.INTERNAL, about)
+            return no_room(self.name)
         return ServiceError(Kind.INTERNAL, f"{self.name!r} could not be loaded ({reason}); see the server's log.")
 
     def _tell(self, reason: str | None) -> None:
@@ -226,3 +225,9 @@ def _gone() -> ServiceError:
 def _collect() -> None:
     gc.collect()
     release_freed_memory()
+
+
+def no_room(name: str) -> ServiceError:
+    """The error for a model that finds no memory."""
+    about = f"the device has no room for {name!r}; ask for less by options, or for drain_first."
+    return ServiceError(Kind.INTERNAL, about)

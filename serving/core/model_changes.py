@@ -13,7 +13,7 @@ from serving.core.calls import Caller
 from serving.core.catalog import Wanted
 from serving.core.changes import Change, ChangeStatus
 from serving.core.errors import Kind, ServiceError
-from serving.core.hosted_model import HostedModel
+from serving.core.hosted_model import HostedModel, no_room
 from serving.core.hosting import Hosting, ending
 from serving.core.lifecycle import State
 from serving.core.parts import Parts
@@ -77,6 +77,10 @@ class ModelChanges:
         if old is None:
             await self._into_nothing(change, wanted)
         elif drain_first:
+            await self._in_place(change, wanted, old, grace_s)
+        elif not self._parts.room_for_two():
+            if drain_first is not None:
+                raise no_room(wanted.name)
             await self._in_place(change, wanted, old, grace_s)
         else:
             await self._beside(change, wanted, old, drain_first is None, grace_s)

@@ -44,10 +44,16 @@ def unheard(record: ChangeRecord) -> None:
     """Nothing; nobody hears of a change."""
 
 
+def ample() -> bool:
+    """Yes; there is room for as many programs as anybody compiles."""
+    return True
+
+
 @dataclass(frozen=True)
 class Parts:
     """What the service is put together from. `observer` hears of calls that ended, `changed` of changes of models, both
-    on the event loop; both have to be quick."""
+    on the event loop; both have to be quick. `room_for_two` says whether the programs of another model have room
+    beside those that are there."""
 
     keys: KeyRing
     meter: Meter
@@ -58,3 +64,4 @@ class Parts:
     clock: Callable[[], float] = field(default=time.monotonic)
     changed: Callable[[ChangeRecord], None] = field(default=unheard)
     figures: AbstractFigures = field(default_factory=NoFigures)
+    room_for_two: Callable[[], bool] = field(default=ample)

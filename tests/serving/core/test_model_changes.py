@@ -77,7 +77,7 @@ class Figures(AbstractFigures):
 class World:
     """A service that starts with "one" and may load "two" and "bad", and what it told."""
 
-    def __init__(self, script, **settings):
+    def __init__(self, script, room_for_two=True, **settings):
         self.script, self.records, self.changes, self.states = script, [], [], []
         self.lifecycle, keys, loop = Lifecycle(), KeyRing.anonymous(), asyncio.get_running_loop()
         self.lifecycle.listen(lambda state, _: self.states.append(state))
@@ -91,6 +91,7 @@ class World:
             Tracing(),
             changed=self.changes.append,
             figures=self.figures,
+            room_for_two=lambda: room_for_two,
         )
         catalog = Catalog(Wanted("one", "one"), True, {"two": "two", "bad": "bad"})
         self.service = Service(script, ServiceSettings("one", **settings), parts, catalog)
@@ -245,6 +246,20 @@ def test_a_load_that_fails_leaves_the_old_model_serving(fault, kind, words, drai
             assert ("load", "two", kind.value) in world.told
             assert world.lifecycle.state is State.SERVING
             assert await world.load("two") and world.served == ["two"]
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_where_two_models_have_no_room_the_old_one_goes_first():
+    async def scene():
+        async with serving(Script(), room_for_two=False) as world:
+            error = await world.refusal(world.load(drain_first=False))
+            assert error.kind is Kind.INTERNAL and "no room" in str(error) and world.served == ["one"]
+            begun = world.begun()
+            await until(lambda: world.lifecycle.state is State.LOADING)
+            assert world.served == []
+            await begun
+            assert world.served == ["two"] and await world.answer() == "abc"
 
     asyncio.run(asyncio.wait_for(scene(), 30))
 
