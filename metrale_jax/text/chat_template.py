@@ -28,6 +28,8 @@ _TEMPLATE_FAULTS = (
     AttributeError,
     RuntimeError,
 )
+# Stands behind the content that is gone on with. No tokenizer knows these characters, and no message has all of them.
+_MARK = "\ue0c0\ue0de\ue0fa "
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -74,33 +76,49 @@ class ChatTemplate:
         /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt text. `template_kwargs` are further template variables and may replace the special strings.
+        """The prompt text. With `continue_final_message` it ends where the content of the last message does, so that an
+        answer goes on with that; there is no generation prompt then.
 
-        A `chat_template` among them names another of the templates or is Jinja source itself.
+        `template_kwargs` are further template variables and may replace the special strings. A `chat_template` among
+        them names another of the templates or is Jinja source itself.
         """
         if tools is not None and not (
             isinstance(tools, list | tuple) and all(isinstance(one, Mapping) for one in tools)
         ):
             raise RequestError(f"tools={shown(tools)} is no list of tools; give one of dicts.", "prompt")
+        if continue_final_message not in (False, True):
+            raise RequestError(
+                f"continue_final_message={shown(continue_final_message)} is neither true nor false; give one.", "prompt"
+            )
+        checked = [_with_reasoning_aliases(_plain(message)) for message in checked_messages(messages)]
+        content = checked[-1].get("content")
+        if continue_final_message:
+            if not isinstance(content, str):
+                fault = "the last message has no content that could be gone on with; give it some."
+                raise RequestError(fault, "messages")
+            checked[-1]["content"] = content + _MARK
         source = self._source(template_kwargs.pop("chat_template", None), tools)
         variables = {
             **self._special_strings,
             "documents": None,
             **template_kwargs,
-            "messages": [_with_reasoning_aliases(_plain(message)) for message in checked_messages(messages)],
+            "messages": checked,
             "tools": None if tools is None else list(tools),
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         try:
-            return self._template(source).render(variables)
+            text = self._template(source).render(variables)
         except _TEMPLATE_FAULTS as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise TextError(
                 f"the chat template refused the conversation: {reason}. "
                 "Change the messages to what the template allows, or send a plain prompt."
             ) from error
+
+        return _up_to_mark(text, content) if continue_final_message else text
 
     def _template(self, source: str) -> jinja2.Template:
         """`source` compiled. Only the tokenizer's own are kept, as a request may bring any number of others."""
@@ -159,6 +177,18 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[
                 f"messages[{index}] has content={shown(content)}; give a text, or parts of type text.", "messages"
             )
     return messages
+
+
+def _up_to_mark(text: str, content: str) -> str:
+    before, mark, behind = text.rpartition(_MARK.rstrip())
+    if not mark:
+        raise TextError(
+            "the chat template does not show the last message, so nothing can go on with it; leave "
+            "continue_final_message out."
+        )
+    # A template that trims contents would have trimmed this one's end.
+    blanks = len(content) - len(content.rstrip()) if content.strip() and not behind.startswith(" ") else 0
+    return before.removesuffix(content[len(content) - blanks :])
 
 
 def _is_text_part(part: Any) -> bool:

@@ -169,6 +169,7 @@ class Tokenizer:
         **template_kwargs: Any,
     ) -> str:
         """The prompt text of a conversation; encode it with `add_special_tokens=False`, as templates write their own.
+        `template_kwargs` are variables of the template, or what else `ChatTemplate.render` takes.
 
         Raises `RequestError` for malformed messages and `TextError` where there is no template or it fails.
         """

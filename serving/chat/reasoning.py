@@ -76,7 +76,7 @@ def thinking_of(model: ChatModel, messages: list[dict[str, Any]], template: Mapp
     """How the answer to this chat begins; None for a model that has no tags."""
     for tags in KNOWN_TAGS:
         if tags.close in model.template or tags.open in model.special_tokens:
-            return Thinking(tags, opened=_opens(model.render(messages, **template), tags))
+            return Thinking(tags, opened=_opens(model.render(messages, **template), tags, messages, template))
     return None
 
 
@@ -94,6 +94,10 @@ def read_reasoning(reader: Reader, writer: Writer, thinking: Thinking) -> Progra
     yield from reader.blanks()
 
 
-def _opens(prompt: str, tags: Tags) -> bool:
+def _opens(prompt: str, tags: Tags, messages: list[dict[str, Any]], template: Mapping[str, Any]) -> bool:
+    if template.get("continue_final_message"):
+        # What is gone on with may be amid its reasoning.
+        _, tag, behind = str(messages[-1]["content"]).rpartition(tags.open)
+        return bool(tag) and tags.close not in behind
     _, tag, behind = prompt.rpartition(tags.open)
     return bool(tag) and not behind.strip()

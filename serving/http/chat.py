@@ -60,7 +60,7 @@ BODY = {
     "top_logprobs": integer(0, MAX_LOGPROBS),
     "chat_template_kwargs": {"type": "object"},
     "add_generation_prompt": BOOLEAN,
-    "continue_final_message": {"const": False},
+    "continue_final_message": BOOLEAN,
 }
 CHOICE = object_of(
     {

@@ -28,11 +28,6 @@ OWN_FIELDS = (
 
 async def plan_chat(desk: Desk, body: Mapping[str, Any]) -> ChatPlan:
     """The plan of a body of /v1/chat/completions. Raises `RequestError`, or `ServiceError`."""
-    if switch(body, "continue_final_message", False):
-        raise RequestError(
-            "continue_final_message=True is not served here; leave it out, and ask to go on in a message.",
-            "continue_final_message",
-        )
     messages, tools = openai_messages(body.get("messages")), openai_tools(body)
     reasoning = replace(openai_reasoning(body), variables=template_variables(body))
     params = chat_params(without(body, OWN_FIELDS), {})
@@ -67,4 +62,13 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(
             f"chat_template_kwargs={shown(given, 80)} is no object; give one, or leave it out.", "chat_template_kwargs"
         )
-    return {"add_generation_prompt": switch(body, "add_generation_prompt", True)} | (given or {})
+    goes_on = switch(body, "continue_final_message", False)
+    begins = switch(body, "add_generation_prompt", not goes_on)
+    if goes_on and begins:
+        raise RequestError(
+            "continue_final_message=True goes with no add_generation_prompt=True: an answer goes on or begins; leave "
+            "one of them out.",
+            "continue_final_message",
+        )
+    variables = {"add_generation_prompt": begins} | ({"continue_final_message": True} if goes_on else {})
+    return variables | (given or {})

@@ -26,7 +26,9 @@ def chat_of(body: Mapping[str, Any]) -> Chat:
     messages = [*_system(body.get("system")), *_messages(body.get("messages"))]
     enabled = _thinking(body)
     effort = checked_effort(_output(body).get("effort"), "output_config.effort")
-    return Chat(messages, _tools(body), ReasoningOptions(enabled, effort))
+    # An answer goes on with what the assistant began to say.
+    variables = {"continue_final_message": True} if messages[-1]["role"] == "assistant" else {}
+    return Chat(messages, _tools(body), ReasoningOptions(enabled, effort, variables))
 
 
 def params_of(body: Mapping[str, Any]) -> SamplingParams:
@@ -111,10 +113,8 @@ def _messages(given: Any) -> Messages:
     for index, one in enumerate(given):
         for message in _told(one, f"messages[{index}]", names):
             _append(messages, message)
-    if messages[-1]["role"] == "assistant":
-        raise RequestError(
-            "messages ends with the assistant's, which cannot be gone on with here; end with the user's.", "messages"
-        )
+    if messages[-1].get("tool_calls"):
+        raise RequestError("messages ends with calls of tools; give their results in a message of user.", "messages")
     return messages
 
 

@@ -26,6 +26,7 @@ OF_CHAT = {
     "model": MODEL,
     "messages": MESSAGES,
     "add_generation_prompt": BOOLEAN,
+    "continue_final_message": BOOLEAN,
     "chat_template_kwargs": {"type": "object"},
     "tools": CHAT_BODY["tools"],
     "tool_choice": CHAT_BODY["tool_choice"],

@@ -35,6 +35,45 @@ def test_variables_of_any_name_reach_the_template():
     assert render("{{ self_ }}{{ x }}", self=1, messages_=2, x="y") == "y"
 
 
+@pytest.mark.parametrize(
+    ("content", "kept", "trimmed"),
+    [
+        ("La la", "La la", "La la"),
+        ("La la ", "La la ", "La la"),
+        ("  La\n\n", "  La\n\n", "La"),
+        ("sing", "sing", "sing"),
+        ("assistant", "assistant", "assistant"),
+    ],
+)
+def test_a_message_is_gone_on_with_where_its_content_ends(content, kept, trimmed):
+    # As transformers 5.24 has it, for each of these.
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
+    template += "{% if add_generation_prompt %}<a>{% endif %}"
+    messages = [{"role": "user", "content": "sing "}, {"role": "assistant", "content": content}]
+    found = render(template, messages, continue_final_message=True)
+    assert found == f"<user>sing <end><assistant>{kept}"
+    found = render(template.replace("m.content", "m.content | trim"), messages, continue_final_message=True)
+    assert found == f"<user>sing<end><assistant>{trimmed}"
+    assert render(template, messages, add_generation_prompt=False).endswith(f"{content}<end>")
+
+
+def test_an_empty_message_is_begun():
+    messages = [*HELLO, {"role": "assistant", "content": ""}]
+    for of in ("m.content", "m.content | trim"):
+        template = "{% for m in messages %}<{{ m.role }}>\n{{ " + of + " }}<end>{% endfor %}"
+        assert render(template, messages, continue_final_message=True) == "<user>\nhello<end><assistant>\n"
+
+
+def test_what_cannot_be_gone_on_with_is_told():
+    with pytest.raises(TextError, match="does not show the last message"):
+        render("{{ messages[0].role }}", continue_final_message=True)
+    calls = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [{}]}]
+    with pytest.raises(RequestError, match="no content that could be gone on with"):
+        render("x", calls, continue_final_message=True)
+    with pytest.raises(RequestError, match="continue_final_message='yes' is neither"):
+        render("x", continue_final_message="yes")
+
+
 def test_no_template_says_so_and_the_way_out(llama):
     assert not llama.has_chat_template
     with pytest.raises(TextError, match="has no chat template.*plain prompt"):

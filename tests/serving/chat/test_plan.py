@@ -44,6 +44,17 @@ def test_reasoning_that_the_prompt_has_opened_is_seen(template, enabled, opened)
     assert said.reasoning == ("hm" if opened else "")
 
 
+@pytest.mark.parametrize(
+    ("begun", "opened"), [("<think>\nHm", True), ("<think>\nHm\n</think>\nSo", False), ("So", False)]
+)
+def test_reasoning_that_is_gone_on_with_is_seen(begun, opened):
+    messages = [{"role": "user", "content": "What is <think>?"}, {"role": "assistant", "content": begun}]
+    options = ReasoningOptions(variables={"continue_final_message": True})
+    made = plan(Chat(messages, reasoning=options), chat_model(QWEN), SamplingParams())
+    parser = made.parser()
+    assert parser.feed("more") + parser.end() == [Reasoning("more") if opened else Content("more")]
+
+
 def test_words_that_are_special_tokens_are_shown_and_the_others_left_out():
     special = {"[TOOL_CALLS]": 5, "[ARGS]": 6, "</s>": 2, "<s>": 1}
     made = plan(

@@ -164,7 +164,12 @@ def test_a_stream_that_has_nothing_to_say_says_so():
         (HELLO | {"tool_choice": "required"}, "tool_choice", "no tools"),
         (HELLO | {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         (HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
-        (HELLO | {"continue_final_message": True}, "continue_final_message", "not served"),
+        (
+            HELLO | {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "leave one of them out",
+        ),
+        (HELLO | {"continue_final_message": "yes"}, "continue_final_message", "neither"),
         (HELLO | {"add_generation_prompt": 1}, "add_generation_prompt", "neither"),
         (HELLO | {"chat_template_kwargs": []}, "chat_template_kwargs", "no object"),
         (HELLO | {"n": 1000}, "n", "128"),
@@ -185,5 +190,16 @@ def test_the_services_prompt_is_the_bodys_messages():
         service = ScriptedService((ServiceError(Kind.INVALID, "too long.", field="prompt"),))
         async with fronted(service) as world:
             assert error_of(await world.client.post(URL, json=HELLO), 400)["param"] == "messages"
+
+    run(act())
+
+
+def test_the_last_message_is_gone_on_with_where_that_is_asked_for():
+    async def act():
+        service = ScriptedService(answer("la"))
+        async with fronted(service) as world:
+            assert (await world.client.post(URL, json=HELLO | {"continue_final_message": True})).status_code == 200
+        ((_, call, _),) = service.asked
+        assert call.prompt.template == {"add_generation_prompt": False, "continue_final_message": True}
 
     run(act())

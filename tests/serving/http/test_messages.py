@@ -16,6 +16,7 @@ from tests.serving.http.fronts import World, fronted, run
 from tests.serving.scripted import ScriptedService, answer, ids_of
 
 URL = "/v1/messages"
+CALL_BLOCK = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}}
 HELLO = [{"role": "user", "content": "Weather?"}]
 TOOLS = [
     {"name": "weather", "description": "d", "input_schema": CITY},
@@ -237,6 +238,18 @@ def test_what_changes_no_answer_is_taken_and_an_answer_can_be_repeated():
     run(act())
 
 
+def test_what_the_assistant_began_is_gone_on_with():
+    async def act():
+        made = service("is sunny.")
+        async with fronted(made) as world, client(world) as asking:
+            await asking.messages.create(**ASKED | {"messages": [*HELLO, {"role": "assistant", "content": "It"}]})
+        ((_, call, _),) = made.asked
+        assert call.prompt.template["continue_final_message"] is True
+        assert call.prompt.messages[-1] == {"role": "assistant", "content": "It"}
+
+    run(act())
+
+
 def test_tokens_are_counted():
     async def act():
         async with fronted(service("x")) as world, client(world) as asking:
@@ -254,7 +267,7 @@ def test_tokens_are_counted():
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "It"}]}, "end with the user"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [CALL_BLOCK]}]}, "give their results"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": ["x"]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
