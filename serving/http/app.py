@@ -53,6 +53,7 @@ APIS = (
 )
 # What records call a method that there is not, whatever it was: names of callers make no series in metrics.
 NO_METHOD = "(none)"
+SCHEMES = ("http://", "https://")
 
 
 def make_app(desk: Desk) -> Starlette:
@@ -71,6 +72,7 @@ def make_app(desk: Desk) -> Starlette:
         routes=[*routes, openapi.route_of(desk, routes)],
         middleware=[
             Middleware(UnambiguousHeads),
+            Middleware(WholeTargets),
             *([Middleware(KnownHosts, hosts=desk.settings.allowed_hosts)] if desk.settings.allowed_hosts else []),
             *_cross_origin(desk.settings.allowed_origins),
         ],
@@ -109,6 +111,25 @@ class UnambiguousHeads:
         message = "content-length and transfer-encoding are both given; leave one of them out."
         fault = HttpFault(HTTPStatus.BAD_REQUEST, message, "content-length", {"connection": "close"})
         await _answer(scope, fault)(scope, receive, send)
+
+
+class WholeTargets:
+    """Takes targets with scheme and host, as clients of proxies write them: the host is that of the call, whatever the
+    header says (RFC 9112, 3.2.2)."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands the request on, its target a path."""
+        if scope.get("path", "")[:8].lower().startswith(SCHEMES):
+            _, _, rest = scope["path"].partition("://")
+            host, slash, path = rest.partition("/")
+            raw = slash + scope.get("raw_path", b"").decode("latin-1").partition("://")[2].partition("/")[2]
+            headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope = {**scope, "path": "/" + path, "raw_path": raw.encode("latin-1") or b"/"}
+            scope["headers"] = [(b"host", host.encode("latin-1", "replace")), *headers]
+        await self._app(scope, receive, send)
 
 
 class KnownHosts:

@@ -23,6 +23,17 @@ SAMPLING = {"max_output_tokens": "max_tokens"} | {name: name for name in DRAWING
 KNOWN = (*CHAT_FIELDS, *SAMPLING, *RESPONSES_HINTS, *RESPONSES_REFUSED)
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 LOGPROBS = "message.output_text.logprobs"
+# Most are of tools that the server has none of, so there is nothing to include.
+INCLUDES = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
 
 
 def params_of(body: Mapping[str, Any]) -> SamplingParams:
@@ -43,6 +54,9 @@ def check_rest(body: Mapping[str, Any]) -> None:
     for name, kind, word in (("include", list, "list"), ("store", bool, "switch")):
         if not isinstance(body.get(name), kind | None):
             raise _wrong(name, body[name], f"is no {word}; give one, or leave it out")
+    for index, one in enumerate(body.get("include") or ()):
+        if one not in INCLUDES:
+            raise _wrong(f"include[{index}]", one, f"is not one of {', '.join(INCLUDES)}; use one of these")
 
 
 def refuse_logprobs(body: Mapping[str, Any], plan: ChatPlan) -> None:

@@ -352,6 +352,8 @@ def test_what_is_cut_off_is_incomplete(stream):
         ({"input": "x", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "x", "seed": "x"}, "seed"),
         ({"input": "x", "include": INCLUDED, "tools": TOOLS}, "include"),
+        ({"input": "x", "include": [*INCLUDED, "nope"]}, "include[1]"),
+        ({"input": "x", "include": [{}]}, "include[0]"),
         ({"input": "x", "top_logprobs": 2, "tools": TOOLS}, "top_logprobs"),
         ({"input": "x", "top_logprobs": 21}, "top_logprobs"),
         ({"input": "x", "top_logprobs": True}, "top_logprobs"),

@@ -46,6 +46,28 @@ def test_a_name_that_was_made_to_lead_here_is_refused(host):
     run(act())
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/v1/models", 200),
+        ("HTTP://localhost:80/v1/models?x=http://b", 200),
+        ("https://localhost/v1/models/a%20b", 404),
+        ("http://evil.example/v1/models", 421),
+        ("http://localhost", 404),
+        ("http:///v1/models", 421),
+    ],
+)
+def test_targets_with_a_host_are_paths_of_that_host(target, status):
+    async def act():
+        async with fronted(ScriptedService(), allowed_hosts=("localhost",), page=False) as world:
+            head = f"GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            back = await world.raw(head.encode())
+            assert back.startswith(f"HTTP/1.1 {status} ".encode()), back
+            assert b"localhost/" not in back.partition(b"\r\n\r\n")[2]
+
+    run(act())
+
+
 def test_probes_say_where_the_server_stands():
     async def act():
         lifecycle = Lifecycle()
