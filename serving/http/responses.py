@@ -31,7 +31,7 @@ from serving.http.chat_plan import faults_of, planned
 from serving.http.chat_schemas import RESPONSES_ABOUT
 from serving.http.desk import Desk
 from serving.http.endpoint import Asked, json_answer, post
-from serving.http.errors import openai_body, with_fields
+from serving.http.errors import openai_body
 from serving.http.response_store import ResponseStore, Stored
 from serving.http.responses_body import (
     KNOWN,
@@ -50,7 +50,6 @@ from serving.http.sse import EventStream
 from serving.openai_answer import Label, chat_logprobs
 
 PATH = "/v1/responses"
-FORM = with_fields({"prompt": "input"})
 # What a chat begins with.
 NONE = Stored({"output": []}, [])
 
@@ -58,7 +57,7 @@ NONE = Stored({"output": []}, [])
 def routes(desk: Desk) -> list[Route]:
     """The routes of this API, which share what they keep."""
     store = ResponseStore()
-    making = post(desk, PATH, partial(create, store), form=FORM, about=RESPONSES_ABOUT, names=names_of)
+    making = post(desk, PATH, partial(create, store), about=RESPONSES_ABOUT, names=names_of)
     return [making, *responses_kept.routes(desk, store)]
 
 

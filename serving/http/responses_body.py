@@ -44,7 +44,9 @@ def params_of(body: Mapping[str, Any]) -> SamplingParams:
 
 def names_of(body: Mapping[str, Any]) -> dict[str, str]:
     """What a body calls fields of `SamplingParams`."""
-    return {ours: theirs for theirs, ours in SAMPLING.items()} | {"json_schema": "text.format.schema"}
+    # A `prompt` is another thing here, and refused.
+    prompt = {"prompt": "input"} if body.get("prompt") is None else {}
+    return {ours: theirs for theirs, ours in SAMPLING.items()} | {"json_schema": "text.format.schema"} | prompt
 
 
 def check_rest(body: Mapping[str, Any]) -> None:

@@ -374,6 +374,16 @@ def test_faults_name_their_field(body, param):
     run(act())
 
 
+def test_a_prompt_that_is_too_long_is_the_bodys_input():
+    async def act():
+        made = ScriptedService((ServiceError(Kind.TOO_LONG, "prompt of 9 tokens leaves no room.", field="prompt"),))
+        async with fronted(made) as world:
+            error = error_of(await world.client.post(URL, json={"input": "x"}), 400)
+            assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+
+    run(act())
+
+
 def test_what_changes_no_answer_is_taken_and_an_answer_can_be_repeated():
     async def act():
         asked = service("x")
