@@ -152,7 +152,7 @@ def checked_prompt(prompt: Any) -> str | list[int]:
     if set(map(type, prompt)) - {int}:
         wrong = next(token for token in prompt if type(token) is not int)
         raise RequestError(
-            f"prompt holds {_short(wrong)}, which is no token id; give one prompt for each request.", "prompt"
+            f"prompt holds {_short(wrong)}, which is no token id; give integers alone, or a text.", "prompt"
         )
     return prompt
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an answer is made of, as it comes. Pieces that follow each other belong together."""
 
+import json
 from dataclasses import dataclass
 
 
@@ -61,6 +62,15 @@ class Whole:
     content: str
     reasoning: str
     calls: tuple[Call, ...]
+
+
+def is_whole(arguments: str) -> bool:
+    """Whether a call's arguments are a JSON text, and not the beginning of one."""
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def whole(parts: list[Part]) -> Whole:

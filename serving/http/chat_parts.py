@@ -4,7 +4,7 @@
 from typing import Any
 
 from serving.chat.parser import AnswerParser
-from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning, whole
+from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning, is_whole, whole
 
 
 class SpokenAnswer:
@@ -13,6 +13,8 @@ class SpokenAnswer:
     def __init__(self, parser: AnswerParser, legacy: bool):
         self._parser, self._legacy = parser, legacy
         self._calls = False
+        # Of the last call: a stop may have come amid it.
+        self._arguments: list[str] = []
 
     def feed(self, text: str) -> list[dict[str, Any]]:
         """The deltas of what is new by `text`."""
@@ -26,6 +28,7 @@ class SpokenAnswer:
         """The message of an answer in one piece, to its end or to where it was `cut` off."""
         said = whole(self._parser.feed(text) + self._parser.end(cut))
         self._calls = bool(said.calls)
+        self._arguments = [call.arguments for call in said.calls[-1:]]
         # Of a call that was cut off before its name there is nothing to tell.
         content = None if cut and text and not said.content else said.content
         message = {"role": "assistant", "content": content, "refusal": None}
@@ -41,13 +44,17 @@ class SpokenAnswer:
         return message | ({"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls})
 
     def reason(self, reason: str) -> str:
-        """Why it ended, where the model's own end has this `reason`."""
-        if reason != "stop" or not self._calls:
+        """Why it ended, where the model's own end has this `reason`. What ends amid a call has not called."""
+        if reason != "stop" or not self._calls or not is_whole("".join(self._arguments)):
             return reason
         return "function_call" if self._legacy else "tool_calls"
 
     def _deltas(self, parts: list[Part]) -> list[dict[str, Any]]:
-        self._calls = self._calls or any(isinstance(part, CallBegun) for part in parts)
+        for part in parts:
+            if isinstance(part, CallBegun):
+                self._calls, self._arguments = True, []
+            elif isinstance(part, CallArguments):
+                self._arguments.append(part.text)
         return [self._delta(part) for part in parts if not isinstance(part, CallEnded)]
 
     def _delta(self, part: Part) -> dict[str, Any]:

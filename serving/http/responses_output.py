@@ -7,7 +7,7 @@ from typing import Any
 
 from serving.chat.dialects.api import Messages
 from serving.chat.messages import arguments_of, call_message
-from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
+from serving.chat.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning, is_whole
 from serving.http.sse import named
 
 # What events of an item's text are called, by what it is of.
@@ -70,7 +70,8 @@ class Output:
         item, text, kind = self.items[-1], "".join(self._text), self._kind
         self._kind, self._text = None, []
         name = f"response.{_TEXTS[kind]}.done"
-        item["status"] = status
+        # A stop may have come amid a call.
+        item["status"] = "incomplete" if kind is CallArguments and not is_whole(text) else status
         if kind is CallArguments:
             item["arguments"] = text
             yield self._told(name, arguments=text, name=item["name"], of=kind)

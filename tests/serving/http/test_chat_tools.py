@@ -112,6 +112,20 @@ def test_a_call_that_is_cut_off_says_length():
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("text", "reason"), [(ONE["hermes"][:60], "stop"), (ONE["hermes"], "tool_calls")])
+def test_a_stop_amid_a_call_has_called_nothing(text, reason, stream):
+    async def act():
+        async with fronted(service(text)) as world, client(world) as asking:
+            whole = await asking.chat.completions.create(
+                model="", messages=HELLO, tools=TOOLS, stop=["Paris"], stream=stream
+            )
+            choices = [chunk.choices[0] async for chunk in whole] if stream else whole.choices
+        assert choices[-1].finish_reason == reason
+
+    run(act())
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("text", "calls", "content"),
     [

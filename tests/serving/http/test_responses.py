@@ -460,3 +460,13 @@ def test_an_error_before_a_stream_has_its_status():
                 await asking.responses.create(model="", input="x", stream=True)
 
     run(act())
+
+
+def test_a_call_that_a_stop_ended_is_incomplete():
+    async def act():
+        async with fronted(service(ONE["hermes"][:60])) as world:
+            told = (await world.client.post(URL, json={"input": "x", "tools": TOOLS, "stop": "Paris"})).json()
+        [call] = told["output"]
+        assert (call["type"], call["status"]) == ("function_call", "incomplete")
+
+    run(act())
