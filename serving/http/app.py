@@ -31,7 +31,7 @@ from serving.http import (
     stats,
     tokens,
 )
-from serving.http.callers import REQUEST_ID_HEADER, peer_of, usable_request_id
+from serving.http.callers import REQUEST_ID_HEADER, peer_of, request_id_of
 from serving.http.desk import Desk
 from serving.http.errors import ANTHROPIC, OPENAI, HttpFault, headers_of, spelt, status_of
 from serving.http.sending import JSON, OWN_HEADERS
@@ -161,6 +161,6 @@ def _fault(request: Request, raised: HTTPException) -> HttpFault:
 
 def _answer(scope: Scope, error: ServiceError) -> Response:
     form = ANTHROPIC if scope["path"].startswith(messages.PATH) else OPENAI
-    request_id = usable_request_id(Headers(scope=scope))
+    request_id = request_id_of(Headers(scope=scope))
     headers = headers_of(error) | OWN_HEADERS | {REQUEST_ID_HEADER: request_id}
     return Response(spelt(form.body(error, request_id)), status_of(error), headers, JSON)

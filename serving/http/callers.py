@@ -43,18 +43,17 @@ def caller_of(service: AbstractService, headers: Headers, peer: str) -> Caller:
     return replace(caller, trace=trace) if trace else caller
 
 
-def request_id_of(headers: Headers) -> str:
-    """The id that the caller gave, or a fresh one. Raises `ServiceError` for one that cannot go back."""
+def check_request_id(headers: Headers) -> None:
+    """Nothing. Raises `ServiceError` for an id that the caller gave and that cannot go back."""
     given = headers.get(REQUEST_ID_HEADER, "")
     if given and not _REQUEST_ID.fullmatch(given):
         message = (
             f"{REQUEST_ID_HEADER}={shown(given, 80)} is not 1 to 128 printable ASCII characters; use some, or none."
         )
         raise ServiceError(Kind.INVALID, message, field=REQUEST_ID_HEADER)
-    return given or uuid.uuid4().hex
 
 
-def usable_request_id(headers: Headers) -> str:
+def request_id_of(headers: Headers) -> str:
     """The id that the caller gave where it can go back, or else a fresh one."""
     given = headers.get(REQUEST_ID_HEADER, "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

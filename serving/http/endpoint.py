@@ -15,7 +15,7 @@ from serving.core.calls import Caller, CallInfo
 from serving.core.errors import ServiceError
 from serving.core.incidents import foreseen
 from serving.http.bodies import IncomingBody, decoded
-from serving.http.callers import caller_of, peer_of, request_id_of, timeout_of
+from serving.http.callers import caller_of, check_request_id, peer_of, request_id_of, timeout_of
 from serving.http.calls import Call
 from serving.http.desk import Desk
 from serving.http.errors import OPENAI, ErrorForm, renamed, spelt
@@ -75,7 +75,7 @@ class Endpoint:
         """Answers one request."""
         desk, headers = self.desk, Headers(scope=scope)
         out, body = Outgoing(send, desk.settings.write_s), IncomingBody(headers, receive)
-        asked = None
+        asked, out.request_id = None, request_id_of(headers)
         try:
             with foreseen(self.name):
                 async with Call(desk.calls, desk.settings.max_calls, self.is_probe) as call:
@@ -95,7 +95,7 @@ class Endpoint:
                 await out.fail(scope, form, error, closing)
 
     async def _asked(self, scope: Scope, headers: Headers, body: IncomingBody, out: Outgoing) -> Asked:
-        out.request_id = request_id_of(headers)
+        check_request_id(headers)
         peer = peer_of(scope)
         caller = Caller(peer=peer) if self.is_open else caller_of(self.desk.service, headers, peer)
         timeout_s, read = timeout_of(headers), {}

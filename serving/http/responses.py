@@ -165,7 +165,9 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
         work.desk.service.refused(work.asked.method, work.asked.caller.peer, error)
         told = openai_body(error, "")["error"]
         fault = {"code": "server_error", "message": told["message"]}
-        yield output.event("response.failed", response=work.response("failed", output, error=fault))
+        for ended in output.closed("incomplete"):
+            yield ended
+        yield output.event("response.failed", response=work.response("failed", output, error=fault, store=False))
 
 
 def _item_status(result: GenerationResult) -> str:

@@ -247,6 +247,7 @@ def test_calls_over_the_limit_are_told_to_come_again():
             await service.until(lambda: len(service.running) == 1)
             refused = await world.client.post(URL, json={"prompt": "b"})
             assert error_of(refused, 503) and refused.headers["retry-after"] == "1"
+            assert len(refused.headers["x-request-id"]) == 32
             goes.set()
             assert (await first).status_code == 200
 

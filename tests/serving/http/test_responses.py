@@ -445,7 +445,10 @@ def test_an_error_within_a_stream_fails_the_response():
             stream = await asking.responses.create(model="", input="x", stream=True)
             events = [event async for event in stream]
         assert events[-1].type == "response.failed"
-        assert events[-1].response.error.message == "The engine is gone."
+        failed = events[-1].response
+        assert failed.error.message == "The engine is gone." and failed.store is False
+        streamed = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert [(one.status, one.content[0].text) for one in failed.output] == [("incomplete", streamed)] and streamed
         assert [error.kind for _, error in asked.refusals] == [Kind.UNAVAILABLE]
 
     run(act())
