@@ -75,8 +75,11 @@ def checked_effort(effort: Any, place: str) -> str | None:
 def thinking_of(model: ChatModel, messages: list[dict[str, Any]], template: Mapping[str, Any]) -> Thinking | None:
     """How the answer to this chat begins; None for a model that has no tags."""
     for tags in KNOWN_TAGS:
-        if tags.close in model.template or tags.open in model.special_tokens:
-            return Thinking(tags, opened=_opens(model.render(messages, **template), tags, messages, template))
+        thinks = tags.close in model.template or tags.open in model.special_tokens
+        if thinks or tags.open in model.template:
+            opened = _opens(model.render(messages, **template), tags, messages, template)
+            if thinks or opened:
+                return Thinking(tags, opened)
     return None
 
 

@@ -49,7 +49,7 @@ async def load(desk: Desk, asked: Asked) -> Response | ASGIApp:
     """Loads a model beside the one that serves, or in its place."""
     body = asked.body
     known_only(body, LOAD_FIELDS)
-    how, options = _how(body), body.get("options") or {}
+    how, options = _how(body), {} if body.get("options") is None else body["options"]
     if not isinstance(options, dict):
         raise _fault("options", options, "is no object; give one, or leave it out")
     drain_first = None if body.get("drain_first") is None else switch(body, "drain_first", False)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Endpoint`: one method of one API as ASGI takes it. Each error is an error object, each call ends with its client."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -99,12 +100,14 @@ class Endpoint:
         peer = peer_of(scope)
         caller = Caller(peer=peer) if self.is_open else caller_of(self.desk.service, headers, peer)
         timeout_s, read = timeout_of(headers), {}
+        # Who waits no longer than that for the answer does not send for longer either.
+        body_s = min(self.desk.settings.body_s, timeout_s or math.inf)
         if self.read is not None:
             read = await self.read(self.desk, caller, headers, body)
         elif self.has_body:
             settings = self.desk.settings
             with Place(self.desk.room, settings.max_bodies_bytes) as place:
-                read = await decoded(await body.read(settings.max_body_bytes, settings.body_s, place), headers)
+                read = await decoded(await body.read(settings.max_body_bytes, body_s, place), headers)
         path, query = scope.get("path_params", {}), QueryParams(scope["query_string"])
         return Asked(caller, out.request_id, timeout_s, self.name, read, path, query, headers)
 

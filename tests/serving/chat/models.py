@@ -31,6 +31,8 @@ QWEN = (
 TOOLS_ONLY = QWEN.replace("<think>", "").replace("</think>", "")
 # It opens the reasoning itself, whatever is asked.
 OPENED = QWEN.rpartition("{%- if enable_thinking")[0] + "<think>\n{% endif %}"
+# The same of a template that knows no other tag.
+BARE = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 CODER = (
     "{%- for tool in tools or [] %}{{ tool.function.name }}: {{ tool.function.parameters | tojson }}\n{% endfor %}"
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"

@@ -11,7 +11,7 @@ from serving.chat.parts import Content, Reasoning, whole
 from serving.chat.plan import Chat, plan
 from serving.chat.reasoning import ReasoningOptions
 from serving.chat.tools import openai_tools
-from tests.serving.chat.models import CHATML, OPENED, QWEN, TEMPLATES, TOOLS, chat_model
+from tests.serving.chat.models import BARE, CHATML, OPENED, QWEN, TEMPLATES, TOOLS, chat_model
 
 HELLO = openai_messages([{"role": "user", "content": "hello"}])
 
@@ -35,7 +35,8 @@ def test_reasoning_alone_leaves_the_params_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("template", "enabled", "opened"), [(QWEN, None, False), (QWEN, False, False), (OPENED, None, True)]
+    ("template", "enabled", "opened"),
+    [(QWEN, None, False), (QWEN, False, False), (OPENED, None, True), (BARE, None, True)],
 )
 def test_reasoning_that_the_prompt_has_opened_is_seen(template, enabled, opened):
     made = plan(Chat(HELLO, reasoning=ReasoningOptions(enabled)), chat_model(template), SamplingParams())

@@ -109,6 +109,7 @@ def test_what_is_refused_has_a_status_however_it_was_asked_for(kind, status, how
         ({"model": 1}, "model"),
         ({"served_name": []}, "served_name"),
         ({"options": "a"}, "options"),
+        ({"options": []}, "options"),
         ({"drain_first": "yes"}, "drain_first"),
         ({"grace_s": -1}, "grace_s"),
         ({"grace_s": True}, "grace_s"),

@@ -132,6 +132,16 @@ def test_half_a_body_is_not_waited_for_without_end():
     run(act())
 
 
+def test_a_body_is_waited_for_no_longer_than_its_sender_waits():
+    async def act():
+        async with fronted(ScriptedService()) as world:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            back = await world.raw(head + b"x-request-timeout: 0.1\r\ncontent-length: 99\r\n\r\n{")
+            assert back.startswith(b"HTTP/1.1 408 ")
+
+    run(act())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_goes_amid_an_answer_ends_it(stream):
     async def act():

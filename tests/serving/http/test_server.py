@@ -232,6 +232,8 @@ def test_pages_of_other_origins_call_only_where_they_are_let():
         async with fronted(ScriptedService(), allowed_origins=("https://a.example",)) as world:
             answer = await world.client.options("/v1/models", headers=preflight)
             assert answer.headers["access-control-allow-origin"] == "https://a.example"
+            asked = preflight | {"access-control-request-method": "DELETE"}
+            assert (await world.client.options("/v1/files/a", headers=asked)).status_code == 200
             answer = await world.client.get("/v1/models", headers={"origin": "https://b.example"})
             assert "access-control-allow-origin" not in answer.headers
 
