@@ -5,11 +5,12 @@ drafts.
 Its layers stand after the target's in the target's pool. Prompts and single tokens are run by both models. Of a run of
 drafts the drafter has written all but the last one's keys and values while it drafted: its next first pass makes that
 good, where the draft stood. Until then the last token before `seq_len` may be missing to whoever shares the blocks,
-which costs drafts and no answer.
+which costs drafts and no answer. A draft model that keeps recurrent state is kept in step otherwise: see
+`recurrent_draft`.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -20,10 +21,10 @@ from metrale_jax.core.batch import TokenBatch, concatenate
 from metrale_jax.core.config import ModelConfig
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.sequence import SequenceState
-from metrale_jax.layers.registry import kind_names
 from metrale_jax.models.decoder import DecoderParams, Model, layer_states
 from metrale_jax.models.proposer import AbstractProposer, Drafts, Wish
-from metrale_jax.speculative.passes import Drafter, drafted_in_turn, keeps_recurrent_state
+from metrale_jax.speculative.passes import drafted_in_turn, drafter_behind, keeps_recurrent_state
+from metrale_jax.speculative.recurrent_draft import RecurrentDraftModel
 from metrale_jax.speculative.registry import Ask, Opened, wanted_directory
 from metrale_jax.speculative.rows import segment_batches
 from metrale_jax.state.formats import StateFormats
@@ -36,7 +37,8 @@ MISSING = "draft_model.missing"
 
 @dataclass(frozen=True)
 class DraftModel(AbstractProposer):
-    """Drafts with the model of `config`, whose params are `DecoderParams.drafter`; `draft_model` checks it."""
+    """Drafts with the model of `config`, which only attends to its past and whose params are `DecoderParams.drafter`;
+    `draft_model` checks it."""
 
     config: ModelConfig
 
@@ -63,7 +65,7 @@ class DraftModel(AbstractProposer):
             slots.append(segment.state.slots)
         if not parts:
             return pool
-        _, pool = self._drafter(model).run(params.drafter, pool, reduce(concatenate, parts))
+        _, pool = drafter_behind(model, self.config).run(params.drafter, pool, reduce(concatenate, parts))
         for own in slots:
             missing = missing.at[own].set(0, mode="promise_in_bounds")
         return pool.replace(carry={**pool.carry, MISSING: missing})
@@ -82,7 +84,7 @@ class DraftModel(AbstractProposer):
         if not wish.num_drafts:
             # A run of single tokens follows, which is observed.
             return Drafts(jnp.zeros((limits.shape[0], 0), jnp.int32), limits), pool
-        drafter, weights = self._drafter(model), params.drafter
+        drafter, weights = drafter_behind(model, self.config), params.drafter
         rows = caught_up(pool.carry[MISSING], state, model.layout.block_size)
         x, pool = drafter.run(weights, pool, rows.batch)
         plain = state.replace(sampling=state.sampling.replace(extras=()))
@@ -94,11 +96,6 @@ class DraftModel(AbstractProposer):
         slots = jnp.where(state.seq_len > 0, state.recurrent_slot, 0)
         carry = pool.carry[MISSING].at[slots].set(missing, mode="promise_in_bounds")
         return drafts, pool.replace(carry={**pool.carry, MISSING: carry})
-
-    def _drafter(self, model: Model) -> Drafter:
-        begin = len(model.config.layers)
-        numbers = tuple(range(begin, begin + len(self.config.layers)))
-        return Drafter(replace(model, config=self.config, proposer=None), numbers)
 
 
 class CaughtUp(NamedTuple):
@@ -142,18 +139,11 @@ def open_proposer(ask: Ask) -> Opened:
     return Opened(draft_model(ask.target, config), ask.num_drafts or DRAFTS, specs, source, ignored)
 
 
-def draft_model(target: ModelConfig, draft: ModelConfig) -> DraftModel:
+def draft_model(target: ModelConfig, draft: ModelConfig) -> AbstractProposer:
     """The proposer of another model. Raises `ConfigError` for one that cannot draft for the target."""
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
             f"a {draft.family} draft model of vocab_size={draft.vocab_size} cannot draft for a {target.family} model "
             f"of vocab_size={target.vocab_size}, whose tokens are others; use a draft model with the target's tokens."
         )
-    for number, layer in enumerate(draft.layers):
-        if keeps_recurrent_state(layer):
-            kinds = " and ".join(kind_names(layer))
-            raise ConfigError(
-                f"layer {number} of the {draft.family} draft model, of {kinds}, keeps recurrent state, which drafts "
-                "would advance and could not take back; use a draft model that only attends to its past."
-            )
-    return DraftModel(draft)
+    return RecurrentDraftModel(draft) if any(map(keeps_recurrent_state, draft.layers)) else DraftModel(draft)

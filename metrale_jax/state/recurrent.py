@@ -81,6 +81,12 @@ def read_slots(storage: Recurrent, slots) -> Recurrent:
     return jax.tree.map(lambda x: x[:, slots], storage)
 
 
+def read_layers(storage: Recurrent, layers: tuple[int, ...], slots) -> Recurrent:
+    """What is in `slots [n]` of some layers, `[len(layers), n, ...]`."""
+    which = jnp.asarray(layers, jnp.int32)[:, None]
+    return jax.tree.map(lambda x: x.at[which, slots].get(mode="clip"), storage)
+
+
 def write_slots(storage: Recurrent, slots, content: Recurrent) -> Recurrent:
     """The storage with `slots [n]` overwritten by what `read_slots` gave."""
     return jax.tree.map(lambda x, new: x.at[:, slots].set(new, mode="promise_in_bounds"), storage, content)

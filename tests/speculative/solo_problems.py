@@ -50,7 +50,7 @@ def script(prompt, answer, wrong_every: int):
     return jnp.asarray(tokens)
 
 
-def assert_solo(model, proposer, drafter=(), num_drafts=3, names=tuple(REQUESTS), fill=None):
+def assert_solo(model, proposer, drafter=(), num_drafts=3, names=tuple(REQUESTS), fill=None, stop_ids=(3, 11, 17)):
     """Asserts equal answers with and without drafts; gives the numbers of steps that drafted, of drafts and of those
     accepted. A `Scripted` proposer is told the answer."""
     steps, params = model.drafted_by(proposer, drafter, 8, num_drafts)
@@ -58,7 +58,7 @@ def assert_solo(model, proposer, drafter=(), num_drafts=3, names=tuple(REQUESTS)
     options = {} if fill is None else {"fill": fill}
     for prompt in prompts(model):
         for name in names:
-            request = prompt, REQUESTS[name], 7, (3, 11, 17)
+            request = prompt, REQUESTS[name], 7, stop_ids
             alone = generate_tokens(model.steps, model.params, *request, **options)
             if isinstance(proposer, Scripted):
                 params = params.replace(drafter=script(prompt, alone, wrong_every=5))

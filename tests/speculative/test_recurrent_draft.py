@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft models that keep recurrent state: what they draft against themselves alone, and answers they do not change.
+
+A model that drafts for itself is never wrong only as long as its state is: every draft that is rejected, every step
+without drafts and every copy of a slot would show.
+"""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metrale_jax import LLM, SamplingParams
+from metrale_jax.speculative.draft_model import DraftModel, draft_model
+from metrale_jax.speculative.recurrent_draft import RecurrentDraftModel
+from tests.conftest import GOLDENS
+from tests.sometimes import mostly_slow
+from tests.speculative.drafting import LIMITS, SAMPLED, STANDS, Alone, drafted_runs
+from tests.speculative.solo_problems import assert_solo, prompts
+
+DRAFTS = 3
+# Target and drafter: dense, a mixture of experts and hybrids, by purely recurrent ones and hybrids; the last pair has
+# equal layers, which lie in one group.
+PAIRS = {
+    "dense, recurrent": ("mistral-window", "mamba2"),
+    "experts, hybrid": ("qwen3-moe", "nemotron-h"),
+    "hybrid, recurrent": ("qwen3-next-dense", "mamba2"),
+    "recurrent, hybrid": ("mamba2", "falcon-h1"),
+    "hybrid, attending": ("nemotron-h", "mistral-window"),
+    "hybrid, hybrid": ("qwen3-next-dense", "qwen3-next"),
+}
+# One for each kind of recurrent layer.
+KINDS = ("mamba2", "qwen3-next-dense", "kimi-linear", "falcon-h1", "nemotron-h")
+OPTIONS = {"max_sequences": 2, "max_context_tokens": 128, "kv_cache_mib": 2, "prefill_tokens": 32}
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+def pair(golden, name):
+    target, draft = (golden(one, 8) for one in PAIRS[name])
+    vocab, params = target.config.vocab_size, draft.params
+    config = replace(draft.config, vocab_size=vocab)
+
+    def rows(weights):
+        return jnp.concatenate([weights, -weights])[:vocab]
+
+    head = params.head if isinstance(params.head, tuple) else rows(params.head)
+    return target, draft_model(target.config, config), params.replace(embed=rows(params.embed), head=head)
+
+
+@pytest.mark.parametrize("name", mostly_slow(PAIRS, always=["dense, recurrent"]))
+def test_drafts_are_what_the_draft_model_says_by_itself(golden, nan_pool, name):
+    target, proposer, weights = pair(golden, name)
+    steps, params = target.drafted_by(proposer, weights, 8)
+    alone = Alone(proposer.config, weights)
+    for texts, drafts in drafted_runs(steps, params, prompts(target), STANDS, LIMITS, DRAFTS, nan_pool, SAMPLED):
+        for text, made in zip(texts, drafts, strict=True):
+            assert made == alone.continuation(text, len(made), SAMPLED, nan_pool)
+
+
+@pytest.mark.parametrize("name", mostly_slow(PAIRS, always=[]))
+def test_answers_are_those_without_drafts(golden, nan_pool, name):
+    target, proposer, weights = pair(golden, name)
+    steps, proposed, accepted = assert_solo(target, proposer, weights, fill=nan_pool)
+    assert steps and proposed > accepted
+
+
+def assert_never_wrong(model, num_drafts, fill):
+    # An answer that ended early would leave accepted drafts behind its end uncounted.
+    options = {"names": ("greedy", "sampled"), "fill": fill, "stop_ids": ()}
+    proposer = draft_model(model.config, model.config)
+    steps, proposed, accepted = assert_solo(model, proposer, model.params, num_drafts, **options)
+    assert steps and proposed == accepted
+
+
+@pytest.mark.parametrize("name", mostly_slow(KINDS, always=["nemotron-h"]))
+def test_a_model_that_drafts_for_itself_is_never_wrong(golden, nan_pool, name):
+    model = golden(name, 8)
+    assert_never_wrong(model, DRAFTS, nan_pool)
+
+
+@pytest.mark.parametrize("num_drafts", mostly_slow([1, 8], always=[]))
+def test_as_many_drafts_as_are_wished_for(golden, nan_pool, num_drafts):
+    model = golden("nemotron-h", 8)
+    assert_never_wrong(model, num_drafts, nan_pool)
+
+
+def test_what_is_kept_by_slot_decides_how_a_draft_model_is_kept_in_step(golden):
+    target = golden("qwen3-next-dense", 8).config
+    assert isinstance(draft_model(target, golden("mistral-window", 8).config), DraftModel)
+    for name in ("mamba2", "bamba"):
+        assert isinstance(draft_model(target, golden(name, 8).config), RecurrentDraftModel)
+
+
+def engine(target, draft, **options):
+    """An engine on golden models that always drafts."""
+    drafts = {"proposer": "model", "drafter": GOLDENS / draft, "num_drafts": DRAFTS, "draft_mode": "always"}
+    return LLM(GOLDENS / target, **OPTIONS | drafts | options)
+
+
+def texts(*lengths):
+    rng = np.random.default_rng(3)
+    return [rng.integers(3, 67, length).tolist() for length in lengths]
+
+
+class Engines:
+    """One that drafts and one without anything optional, on the same target."""
+
+    def __init__(self, target, draft):
+        self.drafting, self.never_wrong = engine(target, draft, swap_mib=16), target == draft
+        self._plain = LLM(GOLDENS / target, **OPTIONS, prefix_cache=False)
+
+    def hold(self, asked, params, run=None):
+        """Asserts that answers are those without drafts, and of a model that drafts for itself that no draft is
+        rejected; gives the results."""
+        expected = [[one.token_ids for one in self._plain.generate([prompt], params)[0].choices] for prompt in asked]
+        before = self.drafting.stats().drafts
+        results = (run or self.drafting.generate)(asked, params)
+        self.drafting.engine.check()
+        assert [[one.token_ids for one in result.choices] for result in results] == expected
+        after = self.drafting.stats().drafts
+        proposed, accepted = after.proposed - before.proposed, after.accepted - before.accepted
+        assert proposed and (accepted == proposed or not self.never_wrong)
+        return results
+
+
+# The first is the smallest that has layers of either sort.
+ENGINES = ["falcon-h1, itself", "qwen3-next-dense, itself", "glm4-moe, mamba2"]
+
+
+@pytest.fixture(scope="module", params=mostly_slow(ENGINES, always=ENGINES[:1]))
+def engines(request):
+    target, draft = request.param.split(", ")
+    return Engines(target, target if draft == "itself" else draft)
+
+
+def test_in_company_and_from_the_cache_and_nothing_is_compiled_anew(engines):
+    shared, *tails = texts(41, 5, 17, 12)
+    asked = [[*shared, *tail] for tail in tails]
+    engines.hold(asked, GREEDY)
+    for _ in range(2):
+        compiled = engines.drafting.stats().num_compiles
+        results = engines.hold(asked, GREEDY)
+        assert all(result.usage.cached_tokens >= 32 for result in results)
+    assert engines.drafting.stats().num_compiles == compiled
+    engines.hold(asked, replace(GREEDY, temperature=1.5, seed=4))
+
+
+def test_the_next_turn_goes_on_from_the_state_that_an_answer_left(engines):
+    [asked] = texts(41)
+    [first] = engines.hold([asked], replace(GREEDY, max_tokens=40))
+    [second] = engines.hold([[*asked, *first.token_ids, 7, 8]], GREEDY)
+    assert second.usage.cached_tokens >= 64
+
+
+def test_preempted_and_taken_up_again(engines):
+    asked, memory = texts(30, 35, 40), engines.drafting.engine.memory
+    spare = [allocator.allocate(allocator.num_free - 7) for allocator in memory.allocators]
+    engines.hold(asked, replace(GREEDY, max_tokens=40))
+    for allocator, blocks in zip(memory.allocators, spare, strict=True):
+        allocator.release(blocks)
+    assert engines.drafting.stats().num_preemptions
+
+
+def test_forks_draft_from_the_state_of_what_they_were_forked_from(engines):
+    engines.hold(texts(22), replace(GREEDY, temperature=1.0, seed=5, n=2))
+
+    def forked(asked, params):
+        llm = engines.drafting
+        answers = llm.submit_forks([llm.prepare(prompt, params) for prompt in asked], 37)
+        while llm.step():
+            llm.engine.check()
+        return [answer.result() for answer in answers]
+
+    stem, *tails = texts(37, 1, 4)
+    engines.hold([[*stem, *tail] for tail in tails], GREEDY, forked)
