@@ -87,7 +87,7 @@ def test_as_many_drafts_as_are_wished_for(golden, nan_pool, num_drafts):
 
 def test_what_is_kept_by_slot_decides_how_a_draft_model_is_kept_in_step(golden):
     target = golden("qwen3-next-dense", 8).config
-    assert isinstance(draft_model(target, golden("mistral-window", 8).config), DraftModel)
+    assert isinstance(draft_model(target, golden("gpt-oss", 8).config), DraftModel)
     for name in ("mamba2", "bamba"):
         assert isinstance(draft_model(target, golden(name, 8).config), RecurrentDraftModel)
 
@@ -107,7 +107,7 @@ class Engines:
     """One that drafts and one without anything optional, on the same target."""
 
     def __init__(self, target, draft):
-        self.drafting, self.never_wrong = engine(target, draft, swap_mib=16), target == draft
+        self.drafting, self.never_wrong = engine(target, draft), target == draft
         self._plain = LLM(GOLDENS / target, **OPTIONS, prefix_cache=False)
 
     def hold(self, asked, params, run=None):
@@ -124,11 +124,11 @@ class Engines:
         return results
 
 
-# The first is the smallest that has layers of either sort.
-ENGINES = ["falcon-h1, itself", "qwen3-next-dense, itself", "glm4-moe, mamba2"]
+# The smallest that has layers of either sort.
+ENGINES = ["falcon-h1, itself"]
 
 
-@pytest.fixture(scope="module", params=mostly_slow(ENGINES, always=ENGINES[:1]))
+@pytest.fixture(scope="module", params=ENGINES)
 def engines(request):
     target, draft = request.param.split(", ")
     return Engines(target, target if draft == "itself" else draft)
@@ -153,24 +153,5 @@ def test_the_next_turn_goes_on_from_the_state_that_an_answer_left(engines):
     assert second.usage.cached_tokens >= 64
 
 
-def test_preempted_and_taken_up_again(engines):
-    asked, memory = texts(30, 35, 40), engines.drafting.engine.memory
-    spare = [allocator.allocate(allocator.num_free - 7) for allocator in memory.allocators]
-    engines.hold(asked, replace(GREEDY, max_tokens=40))
-    for allocator, blocks in zip(memory.allocators, spare, strict=True):
-        allocator.release(blocks)
-    assert engines.drafting.stats().num_preemptions
-
-
-def test_forks_draft_from_the_state_of_what_they_were_forked_from(engines):
+def test_answers_to_one_prompt_draft_from_the_state_at_its_end(engines):
     engines.hold(texts(22), replace(GREEDY, temperature=1.0, seed=5, n=2))
-
-    def forked(asked, params):
-        llm = engines.drafting
-        answers = llm.submit_forks([llm.prepare(prompt, params) for prompt in asked], 37)
-        while llm.step():
-            llm.engine.check()
-        return [answer.result() for answer in answers]
-
-    stem, *tails = texts(37, 1, 4)
-    engines.hold([[*stem, *tail] for tail in tails], GREEDY, forked)
