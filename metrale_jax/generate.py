@@ -122,7 +122,7 @@ def generate_speculative(
         raise RequestError("drafts need a proposer, and no bad_words of several tokens; load one, or use LLM.")
     max_tokens, width = _room(steps, prompt, sampling)
     pool = steps.make_pool((width + 1,) * len(layout.groups), fill)
-    pool = steps.run("begin_slots", pool, _ids([1]), _known(prompt, config.max_context_tokens))
+    pool = steps.run("begin_slots", pool, _ids([1]), _known(prompt, config.max_context_tokens), np.ones(1, bool))
     state = first_state(layout, len(prompt), width, sampling, seed, stop_ids, config.vocab_size)
     answer: list[int] = []
     drafts: list[tuple[int, int]] = []

@@ -110,13 +110,14 @@ class Device:
         self.last_tokens, out = self._run("judge", sizes, *arguments, num_logprobs=num_logprobs)
         return out
 
-    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+    def begin(self, slot: int, tokens: Sequence[int], fresh: bool = True) -> None:
         """A sequence of these tokens begins in the slot, before any step that is dispatched later: nothing that a
-        proposer carries there of another one is left."""
+        proposer carries there of another one is left, unless it goes on with what that one was, and is not `fresh`."""
         if self._carries:
             known = np.zeros((1, self._known_tokens), np.int32)
             known[0, : len(tokens)] = tokens[: self._known_tokens]
-            self.pool = self._run("begin_slots", (), self.pool, np.asarray([slot], np.int32), known)
+            where = np.asarray([slot], np.int32), known, np.asarray([fresh])
+            self.pool = self._run("begin_slots", (), self.pool, *where)
 
     def draw(self, hidden: Hidden, picks: np.ndarray | None, rows: DrawRows, num_logprobs: int) -> StepOutput:
         """A token for each of `rows`, drawn from `hidden.ends[picks]`, or from all of them in order where None."""

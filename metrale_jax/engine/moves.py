@@ -22,7 +22,7 @@ def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
     snapshots. A request whose state could not be moved is failed."""
     begun = engine.roster.begun()
     if begun:
-        engine.guarded(begun, lambda: _begun(engine, begun))
+        engine.guarded(begun, lambda: _begun(engine, begun, fresh=True))
     returned, (restores, tails) = engine.roster.returned(), engine.roster.restores()
     # Snapshots are copied from before any more are taken, which may be in their place.
     if restores and chunks:
@@ -38,9 +38,9 @@ def into_slots(engine: Any, chunks: Sequence[tuple[Request, int]]) -> bool:
     return bool(begun or returned or restores)
 
 
-def _begun(engine: Any, requests: Sequence[Request]) -> None:
+def _begun(engine: Any, requests: Sequence[Request], fresh: bool) -> None:
     for request in requests:
-        engine.device.begin(request.slot, request.tokens(0, request.num_tokens))
+        engine.device.begin(request.slot, request.tokens(0, request.num_tokens), fresh)
 
 
 def _restored(engine: Any, restores: Sequence[tuple[int, int]], tails: Sequence[BlockCopy]) -> None:
@@ -111,7 +111,7 @@ class Copies:
             if self.rows:
                 units = {row: unit for unit, row in self.rows.items()}
                 engine.device.keep_rows(hidden, padded([units.get(row, 0) for row in range(num_rows)], num_rows))
-            _begun(engine, self.begun)
+            _begun(engine, self.begun, fresh=False)
         except FAILURES:
             engine.memory.forget(distrusted=False)  # snapshots among them were never written
             raise

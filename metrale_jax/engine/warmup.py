@@ -215,7 +215,7 @@ class _Plan:
                 self.steps.executable("judge", *arguments, num_logprobs=num_logprobs)
             case Begin():
                 known = np.zeros((1, token_room(self.steps.model.layout)), np.int32)
-                self.steps.executable("begin_slots", self.pool, _ints(1), known)
+                self.steps.executable("begin_slots", self.pool, _ints(1), known, np.zeros(1, bool))
             case Pick(num_ends, rows):
                 self.steps.executable("pick_rows", self._hidden(num_ends), _ints(rows))
             case Keep(num_ends, rows):

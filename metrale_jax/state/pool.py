@@ -230,10 +230,17 @@ def write_slots(pool: Pool, slots, content: tuple) -> Pool:
     return pool.replace(slot_groups=written, positions=positions, carry=carry)
 
 
-def begin_slots(pool: Pool, slots, tokens) -> Pool:
+def begin_slots(pool: Pool, slots, tokens, fresh) -> Pool:
     """The pool in whose `slots [n]` sequences begin: nothing is carried there but their known `tokens [n, C]`, by
-    position, where those are."""
-    carry = {name: leaf.at[slots].set(0, mode="promise_in_bounds") for name, leaf in pool.carry.items()}
+    position, where those are. Of one that is not `fresh` (bool `[n]`), as it goes on where another one stood, the rest
+    stays."""
+
+    def begun(leaf):
+        kept = leaf.at[slots].get(mode="clip")
+        new = jnp.where(fresh.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.zeros((), leaf.dtype), kept)
+        return leaf.at[slots].set(new, mode="promise_in_bounds")
+
+    carry = {name: begun(leaf) for name, leaf in pool.carry.items()}
     if TOKENS in carry:
         carry[TOKENS] = carry[TOKENS].at[slots].set(tokens, mode="promise_in_bounds")
     return pool.replace(carry=carry)

@@ -63,8 +63,8 @@ class DraftingDevice(FakeDevice):
         self._ran_sizes.add(Advance(0 if decoding is None else len(decoding.slots), *filling))
         return hidden
 
-    def begin(self, slot: int, tokens: Sequence[int]) -> None:
-        super().begin(slot, tokens)
+    def begin(self, slot: int, tokens: Sequence[int], fresh: bool = True) -> None:
+        super().begin(slot, tokens, fresh)
         self._call("begin")
         known = dict(enumerate(tokens))
 

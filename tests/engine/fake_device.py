@@ -223,7 +223,7 @@ class FakeDevice:
         self._queue.append(run)
         return out
 
-    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+    def begin(self, slot: int, tokens: Sequence[int], fresh: bool = True) -> None:
         """A sequence begins in a slot; nothing is carried there."""
         expect(slot > 0 and len(tokens) > 0, "a sequence begins nowhere")
 

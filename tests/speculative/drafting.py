@@ -69,7 +69,7 @@ def drafted_runs(steps, params, prompts, stands, limits, num_drafts, fill, sampl
     pool = steps.make_pool((2 * WIDTH + 1,) * len(layout.groups), fill, 3)
     if layout.carried:
         zeros = np.zeros((2, config.max_context_tokens), np.int32)
-        pool = steps.run("begin_slots", pool, np.asarray([1, 2], np.int32), zeros)
+        pool = steps.run("begin_slots", pool, np.asarray([1, 2], np.int32), zeros, np.ones(2, bool))
     for start in range(0, max(map(len, texts)), chunk):
         parts = [text[start : start + chunk] for text in texts]
         flat = np.zeros(2 * chunk, np.int32)

@@ -159,7 +159,7 @@ def drafter_after(steps, params, num_drafts, fill):
         padded[: len(tokens) - 1] = tokens[:-1]
         state = first_state(model.layout, len(tokens), 6, GREEDY, 0, (), model.config.vocab_size)
         pool = steps.make_pool((7,) * len(model.layout.groups), fill)
-        pool = steps.run("begin_slots", pool, np.asarray([1], np.int32), np.zeros((1, 1), np.int32))
+        pool = steps.run("begin_slots", pool, np.asarray([1], np.int32), np.zeros((1, 1), np.int32), np.ones(1, bool))
         pool, state, _ = steps.run("prefill", params, pool, state, padded, np.asarray([len(tokens) - 1], np.int32))
         state = state.replace(last_token=jnp.asarray(tokens[-1:], jnp.int32))
         found, _ = propose(params, pool, state, jnp.asarray([num_drafts], jnp.int32))

@@ -36,7 +36,11 @@ class Scene:
         model = self.steps.model
         self.pool = self.steps.make_pool((1 + ROWS * WIDTH,) * len(model.layout.groups), fill, num_slots=4)
         self.pool = self.steps.run(
-            "begin_slots", self.pool, np.asarray([1, 2, 3], np.int32), np.zeros((3, 1), np.int32)
+            "begin_slots",
+            self.pool,
+            np.asarray([1, 2, 3], np.int32),
+            np.zeros((3, 1), np.int32),
+            np.ones(3, bool),
         )
         rows = [self.row(place, temperature) for place, temperature in enumerate((0.0, HOT, 0.0))]
         self.state = stack_states([*rows[:2], jax.tree.map(np.zeros_like, rows[2])])

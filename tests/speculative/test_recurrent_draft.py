@@ -155,3 +155,15 @@ def test_the_next_turn_goes_on_from_the_state_that_an_answer_left(engines):
 
 def test_answers_to_one_prompt_draft_from_the_state_at_its_end(engines):
     engines.hold(texts(22), replace(GREEDY, temperature=1.0, seed=5, n=2))
+
+
+def test_forks_draft_from_the_state_of_what_they_were_forked_from(engines):
+    def forked(asked, params):
+        llm = engines.drafting
+        answers = llm.submit_forks([llm.prepare(prompt, params) for prompt in asked], 37)
+        while llm.step():
+            llm.engine.check()
+        return [answer.result() for answer in answers]
+
+    stem, *tails = texts(37, 1, 4)
+    engines.hold([[*stem, *tail] for tail in tails], GREEDY, forked)
