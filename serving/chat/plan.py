@@ -34,7 +34,7 @@ class Chat:
 class ChatPlan:
     """What to ask the service: `messages` and the variables of `template`, and `params`. Each answer is read by a
     `parser()` of its own. `constrained` says that `params.grammar` is ours, `plain` that an answer is all
-    content."""
+    content, and `thinking` how it may begin otherwise."""
 
     messages: tuple[Mapping[str, Any], ...]
     template: Mapping[str, Any]
@@ -42,6 +42,7 @@ class ChatPlan:
     parser: Callable[[], AnswerParser]
     constrained: bool = False
     plain: bool = False
+    thinking: Thinking | None = None
 
 
 def plan(chat: Chat, model: ChatModel, params: SamplingParams, dialect: str = "") -> ChatPlan:
@@ -77,6 +78,7 @@ def plan(chat: Chat, model: ChatModel, params: SamplingParams, dialect: str = ""
         parser=_parser(spoken if called else None, chat.tools, thinking, dropped),
         constrained=grammar is not None,
         plain=not called and thinking is None,
+        thinking=thinking,
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reasoning: what a model thinks aloud before it answers, between tags of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -81,6 +81,16 @@ def thinking_of(model: ChatModel, messages: list[dict[str, Any]], template: Mapp
             if thinks or opened:
                 return Thinking(tags, opened)
     return None
+
+
+def num_thought(thinking: Thinking, token_ids: Sequence[int], token_bytes: Callable[[int], bytes]) -> int:
+    """How many tokens of an answer that thinks are its thoughts, closing tag included: all where it is not closed."""
+    close, seen = thinking.tags.close.encode(), b""
+    for count, token in enumerate(token_ids, start=1):
+        seen = seen[-len(close) :] + token_bytes(token)
+        if close in seen:
+            return count
+    return len(token_ids)
 
 
 def read_reasoning(reader: Reader, writer: Writer, thinking: Thinking) -> Program:

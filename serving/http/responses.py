@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from metrale_jax.results import GenerationResult
 from serving.chat.dialects.api import Messages
 from serving.chat.plan import Chat, ChatPlan
+from serving.chat.reasoning import num_thought
 from serving.chat.tools import ChatTools
 from serving.core.calls import GenerateCall, Prompt
 from serving.core.errors import Kind, ServiceError
@@ -99,7 +100,10 @@ class _Work:
 
     def ended(self, output: Output, result: GenerationResult) -> dict[str, Any]:
         """The response object of the whole answer, which is kept if it is to be."""
-        more = {"usage": _usage(result)}
+        thoughts, thinking = 0, self.plan.thinking
+        if thinking is not None and any(item["type"] == "reasoning" for item in output.items):
+            thoughts = num_thought(thinking, result.token_ids, self.label.token_bytes)
+        more = {"usage": _usage(result, thoughts)}
         status = "completed"
         if was_cut(result):
             status, more["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
@@ -202,12 +206,12 @@ def _said(body: Mapping[str, Any], tools: ChatTools) -> dict[str, Any]:
     }
 
 
-def _usage(result: GenerationResult) -> dict[str, Any]:
+def _usage(result: GenerationResult, thoughts: int) -> dict[str, Any]:
     used = result.usage
     return {
         "input_tokens": used.prompt_tokens,
         "input_tokens_details": {"cached_tokens": used.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": used.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thoughts},
         "total_tokens": used.prompt_tokens + used.generated_tokens,
     }

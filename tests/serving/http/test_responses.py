@@ -473,3 +473,13 @@ def test_a_call_that_a_stop_ended_is_incomplete():
         assert (call["type"], call["status"]) == ("function_call", "incomplete")
 
     run(act())
+
+
+@pytest.mark.parametrize(("text", "count"), [("hm</think>Yes", 10), ("hm", 2), ("</think>Yes", 0)])
+def test_tokens_of_thoughts_are_counted(text, count):
+    async def act():
+        async with fronted(service(text, OPENED)) as world:
+            used = (await world.client.post(URL, json={"input": "x"})).json()["usage"]
+        assert used["output_tokens_details"]["reasoning_tokens"] == count <= used["output_tokens"] == len(text)
+
+    run(act())
