@@ -28,6 +28,7 @@ MAX_FRAMES = 40
 OWN_WORDS = {
     kind.value
     for kind in (
+        Kind.TOO_LONG,
         Kind.UNAUTHENTICATED,
         Kind.FORBIDDEN,
         Kind.CONFLICT,

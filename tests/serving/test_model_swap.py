@@ -134,7 +134,9 @@ def test_memory_is_that_of_one_model_and_none_after_an_unload(swapping):
             for model in ("two", "one", "two"):
                 await client.generate(PROMPTS[0], **GREEDY)
                 found.append(live_bytes())
-                await change(server, model, drain_first=model == "two")
+                # A length of context is one model's, and "two" is to be as large.
+                options = {"max_context_tokens": SIZES["max_context_tokens"]} if model == "two" else {}
+                await change(server, model, drain_first=model == "two", options=options)
             await server.service.unload_model(UnloadCall(), ADMIN)
             found.append(live_bytes())
             with pytest.raises(UnavailableError, match="no model"):

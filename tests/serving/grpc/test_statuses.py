@@ -16,6 +16,7 @@ from tests.serving.scripted import ScriptedService
 
 CODE_NAMES = {
     Kind.INVALID: "INVALID_ARGUMENT",
+    Kind.TOO_LONG: "INVALID_ARGUMENT",
     Kind.UNAUTHENTICATED: "UNAUTHENTICATED",
     Kind.FORBIDDEN: "PERMISSION_DENIED",
     Kind.NOT_FOUND: "NOT_FOUND",
