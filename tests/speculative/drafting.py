@@ -98,3 +98,12 @@ def drafted_runs(steps, params, prompts, stands, limits, num_drafts, fill, sampl
         for text, guesses, count in zip(texts, made, stand, strict=True):
             following = guesses[count] if count < len(guesses) else text[-1]
             text += [*guesses[:count], (following + 1) % config.vocab_size]
+
+
+def assert_drafts_are_its_own(target, proposer, weights, prompts, num_drafts, fill):
+    """Asserts that a draft model, in steps of which some drafts stand, says what it says by itself."""
+    steps, params = target.drafted_by(proposer, weights, 8)
+    alone = Alone(proposer.config, weights)
+    for texts, drafts in drafted_runs(steps, params, prompts, STANDS, LIMITS, num_drafts, fill, SAMPLED):
+        for text, made in zip(texts, drafts, strict=True):
+            assert made == alone.continuation(text, len(made), SAMPLED, fill)

@@ -16,7 +16,7 @@ from metrale_jax.speculative.draft_model import DraftModel, draft_model
 from metrale_jax.speculative.recurrent_draft import RecurrentDraftModel
 from tests.conftest import GOLDENS
 from tests.sometimes import mostly_slow
-from tests.speculative.drafting import LIMITS, SAMPLED, STANDS, Alone, drafted_runs
+from tests.speculative.drafting import assert_drafts_are_its_own
 from tests.speculative.solo_problems import assert_solo, prompts
 
 DRAFTS = 3
@@ -51,11 +51,7 @@ def pair(golden, name):
 @pytest.mark.parametrize("name", mostly_slow(PAIRS, always=["dense, recurrent"]))
 def test_drafts_are_what_the_draft_model_says_by_itself(golden, nan_pool, name):
     target, proposer, weights = pair(golden, name)
-    steps, params = target.drafted_by(proposer, weights, 8)
-    alone = Alone(proposer.config, weights)
-    for texts, drafts in drafted_runs(steps, params, prompts(target), STANDS, LIMITS, DRAFTS, nan_pool, SAMPLED):
-        for text, made in zip(texts, drafts, strict=True):
-            assert made == alone.continuation(text, len(made), SAMPLED, nan_pool)
+    assert_drafts_are_its_own(target, proposer, weights, prompts(target), DRAFTS, nan_pool)
 
 
 @pytest.mark.parametrize("name", mostly_slow(PAIRS, always=[]))
