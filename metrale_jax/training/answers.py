@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from metrale_jax.core.errors import ConfigError, MetraleError
+from metrale_jax.core.errors import ConfigError, ContextLengthError, MetraleError, shown
 from metrale_jax.llm import LLM
 from metrale_jax.sampling.params import SamplingParams
 
@@ -34,16 +34,22 @@ class Answered:
 
 
 def asked(llm: LLM, texts: Sequence[str], seed: int) -> list[Asked]:
-    """The prompts of `texts` under the model's chat template, where it has one, each with a temperature and a seed."""
-    chat = llm.tokenizer.has_chat_template
-
-    def tokens(text):
-        return llm.chat_tokens([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text)
-
-    return [
-        Asked(tuple(tokens(text)), TEMPERATURES[number % len(TEMPERATURES)], seed + number)
-        for number, text in enumerate(texts)
-    ]
+    """The prompts of `texts` under the model's chat template, where it has one, each with a temperature and a seed.
+    Raises `ConfigError` for one that leaves no room for an answer."""
+    chat, most = llm.tokenizer.has_chat_template, llm.engine.limits.max_context_tokens
+    found = []
+    for number, text in enumerate(texts):
+        try:
+            tokens = llm.chat_tokens([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text)
+        except ContextLengthError:
+            tokens = ()
+        if not 0 < len(tokens) < most:
+            raise ConfigError(
+                f"prompt {number + 1}, {shown(text)}, does not fit the model with an answer: the two may have {most} "
+                "tokens; shorten it, or leave it out."
+            )
+        found.append(Asked(tuple(tokens), TEMPERATURES[number % len(TEMPERATURES)], seed + number))
+    return found
 
 
 def collect_answers(

@@ -68,7 +68,8 @@ def fit(
     saved, total = time.monotonic(), programs.recipe.num_steps
     for step in range(int(progress.step), total):
         which = order(course, len(lessons.packed.tokens), step)
-        progress, loss, right = programs.step(progress, lessons.texts(lessons.packed.rows(which)), lessons.scorer)
+        texts, turns = lessons.texts(lessons.packed.rows(which)), programs.recipe.turns(step)
+        progress, loss, right = programs.step(progress, texts, lessons.scorer, turns)
         recent.append((float(loss), np.asarray(right)))
         if not np.isfinite(recent[-1][0]):
             raise ConfigError(f"the loss is {recent[-1][0]} at step {step}; train with a lower learning_rate.")

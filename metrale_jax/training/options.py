@@ -11,6 +11,8 @@ from metrale_jax.core.option_types import refuse_wrong_types
 # Kinds of heads, and the learning rate that each begins well with: an MTP head starts near its best linear one.
 RATES = {"eagle3": 1e-3, "mtp": 3e-4}
 KIND_NAMES = tuple(RATES)
+# The value of `prompts` that stands for the built-in ones alone.
+BUILT_IN = "built-in"
 # What a run may be gone on with under another value of.
 FREE = ("data", "checkpoint_minutes", "measured_rows")
 
@@ -21,11 +23,13 @@ class TrainOptions:
 
     `kind` is `mtp` or `eagle3`; `learning_rate` None is what suits it (`RATES`). The model answers `answers` prompts,
     by up to `answer_tokens` tokens each, which are learnt from, and `held_out` others, which the drafter is measured
-    by. Prompts are built in, or those of the file `prompts`: of its first `held_out` none is learnt from. The head
-    scores `draft_vocab_size` tokens (0 is all). Training takes `steps` steps of `step_rows` rows of `row_tokens`
-    tokens, drafts `turns` turns ahead, and is saved every `checkpoint_minutes`. `data` is where answers and the model's
-    rows are kept for further runs; without it they are in the output directory until the end. `measured_rows` rows of
-    held-out texts are measured by.
+    by. Prompts are those of the file `prompts`, of whose first `held_out` none is learnt from; by default they are what
+    a model that chats makes up itself, and some built-in ones, which are all for other models and for
+    `prompts="built-in"`. The head scores `draft_vocab_size` tokens (0 is all). Training takes `steps` steps of
+    `step_rows` rows of `row_tokens` tokens, drafts `turns` turns ahead, and is saved every `checkpoint_minutes`. The
+    first `single_share` of the steps train the first turn alone: they take a third of the time, and further turns gain
+    from them too. `data` is where answers and the model's rows are kept for further runs; without it they are in the
+    output directory until the end. `measured_rows` rows of held-out texts are measured by.
     """
 
     kind: str = "mtp"
@@ -35,10 +39,11 @@ class TrainOptions:
     held_out: int = 48
     answer_tokens: int = 256
     draft_vocab_size: int = 8192
-    steps: int = 1200
+    steps: int = 2000
     step_rows: int = 1
     row_tokens: int = 512
     turns: int = 3
+    single_share: float = 0.88
     learning_rate: float | None = None
     seed: int = 0
     checkpoint_minutes: float = 3.0
@@ -55,6 +60,8 @@ class TrainOptions:
                 raise ConfigError(f"{name}={getattr(self, name)} is below {lowest}; give an integer from {lowest}.")
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", RATES[self.kind])
+        if not 0 <= self.single_share <= 1:
+            raise ConfigError(f"single_share={self.single_share} is not a share; give a number from 0 to 1.")
         for name in ("learning_rate", "checkpoint_minutes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name}={getattr(self, name)} is not a number above 0; give one.")

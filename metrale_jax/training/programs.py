@@ -17,15 +17,21 @@ from metrale_jax.training.unroll import Texts
 @dataclass(frozen=True)
 class Recipe:
     """How a head is trained: the height of the learning rate, steps in all, of which the first few climb to it, turns
-    of drafting, what of a weight decays each step, and how much of the rate `fc` moves by."""
+    of drafting and how many steps at first train one turn alone, what of a weight decays each step, and how much of
+    the rate `fc` moves by."""
 
     learning_rate: float
     num_steps: int
     num_turns: int
+    single_steps: int = 0
     weight_decay: float = 0.01
     warm_steps: int = 20
     max_norm: float = 1.0
     fc_share: float = 1.0
+
+    def turns(self, step: int) -> int:
+        """The turns that step `step` trains."""
+        return 1 if step < self.single_steps else self.num_turns
 
 
 @struct.dataclass
@@ -51,7 +57,7 @@ class Programs:
             optax.clip_by_global_norm(recipe.max_norm),
             optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=recipe.weight_decay, mask=_matrices),
         )
-        self._step = jax.jit(self._stepped, donate_argnums=0)
+        self._step = jax.jit(self._stepped, static_argnums=3, donate_argnums=0)
         self._measure = jax.jit(self._measured)
 
     def begun(self, params: HeadParams) -> Progress:
@@ -60,17 +66,18 @@ class Programs:
         weights = jax.tree.map(jnp.array, params.replace(head=(), token_ids=()))  # copies: steps take them over
         return Progress(weights, self.optimiser.init(weights), jnp.zeros((), jnp.int32))
 
-    def step(self, progress: Progress, texts: Texts, scorer: Any) -> tuple[Progress, Any, Any]:
-        """The run one step on (`progress` is donated), the loss before it, and each turn's share of right guesses."""
-        return self._step(progress, texts, scorer)
+    def step(self, progress: Progress, texts: Texts, scorer: Any, num_turns: int) -> tuple[Progress, Any, Any]:
+        """The run one step of `num_turns` turns on (`progress` is donated), the loss before it, and each turn's share
+        of right guesses."""
+        return self._step(progress, texts, scorer, num_turns)
 
     def measure(self, params: HeadParams, texts: Texts, scorer: Any, draws: tuple):
         """`acceptance` of a head by the target's whole `scorer`, one turn further than it was trained for."""
         return self._measure(params, texts, scorer, draws)
 
-    def _stepped(self, progress: Progress, texts: Texts, scorer: Any):
+    def _stepped(self, progress: Progress, texts: Texts, scorer: Any, num_turns: int):
         def lost(weights):
-            return head_loss(self.config, weights, texts, scorer, self.recipe.num_turns, self.platform)
+            return head_loss(self.config, weights, texts, scorer, num_turns, self.platform)
 
         (loss, right), slopes = jax.value_and_grad(lost, has_aux=True)(progress.weights)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to counts

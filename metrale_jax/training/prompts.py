@@ -8,7 +8,7 @@ measurements draw from these.
 import json
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from metrale_jax.core.errors import ConfigError
@@ -68,23 +68,35 @@ def _parts(draw: random.Random) -> dict[str, object]:
     }
 
 
+def spread(most: Sequence[str], some: Sequence[str]) -> list[str]:
+    """Both lists as one, each in its order, the second at even distances in the first."""
+    places = [
+        (number / max(1, len(texts)), which, number)
+        for which, texts in enumerate((most, some))
+        for number in range(len(texts))
+    ]
+    return [(most, some)[which][number] for _, which, number in sorted(places)]
+
+
 def prompts_of_file(path: Path) -> list[str]:
-    """The prompts of a file: of a .jsonl each line's string, or its field "prompt"; else each line that is not empty.
+    """The different prompts of a file: of a .jsonl each line's string, or its field "prompt"; else each line that
+    is not blank.
 
     Raises `ConfigError` for a file that cannot be read, or holds none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: JSON strings may hold other separators of lines than this one.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts {str(path)!r} cannot be read ({error}); name a text or .jsonl file.") from None
     found = [
-        _of_json(line, path, number) if path.suffix == ".jsonl" else line
+        _of_json(line, path, number) if path.suffix == ".jsonl" else line.removesuffix("\r")
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
     if not found:
         raise ConfigError(f"prompts {str(path)!r} holds no prompt; give one a line.")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _of_json(line: str, path: Path, number: int) -> str:
@@ -93,6 +105,6 @@ def _of_json(line: str, path: Path, number: int) -> str:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"line {number} of {path} is not JSON ({error}); correct it.") from None
     text = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text.strip():
         raise ConfigError(f'line {number} of {path} has no prompt; give a string or {{"prompt": "..."}}.')
     return text

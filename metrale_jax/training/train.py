@@ -7,7 +7,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ from metrale_jax.core.errors import ConfigError
 from metrale_jax.layers import embed as embedding
 from metrale_jax.llm import LLM
 from metrale_jax.models.decoder import DecoderParams
-from metrale_jax.progress import Progress
+from metrale_jax.progress import Progress, silent
 from metrale_jax.runtime import LoadedModel, check_writable
 from metrale_jax.speculative.drafter_files import write_drafter
 from metrale_jax.speculative.heads import HEADS, KINDS, default_capture, head_config
 from metrale_jax.training.answers import Answered, asked, collect_answers
-from metrale_jax.training.features import digest, read_rows, record_rows
-from metrale_jax.training.fit import CHECKPOINTS, Course, Lessons, fit, measure
+from metrale_jax.training.features import DONE, digest, read_rows, record_rows
+from metrale_jax.training.fit import CHECKPOINTS, REPORT_STEPS, Course, Lessons, fit, measure
 from metrale_jax.training.initial import head_layer, initial_head
-from metrale_jax.training.options import TrainOptions
+from metrale_jax.training.options import BUILT_IN, TrainOptions
 from metrale_jax.training.pack import (
     Text,
     coverage,
@@ -38,14 +38,22 @@ from metrale_jax.training.pack import (
     texts_of,
     token_counts,
 )
+from metrale_jax.training.places import claimed, refuse_others, settle_owner
 from metrale_jax.training.programs import Programs, Recipe
-from metrale_jax.training.prompts import built_in, prompts_of_file
+from metrale_jax.training.prompts import built_in, prompts_of_file, spread
+from metrale_jax.training.questions import made_up
 from metrale_jax.training.regress import linear_start
 
+DEFAULTS = TrainOptions()
 FIGURES = "training.json"
 DATA = "data"
+# What of a model's identity its answers and rows depend on.
+OWNED_BY = ("family", "config", "weights")
 # Held-out answers are drawn with seeds that no other answer has.
 HELD_OUT_SEED = 1 << 20
+HELD_OUT, LEARNT = "held-out", "answers"
+# Of the prompts for a model that makes up its own, one in so many is a built-in one: these have more forms.
+BUILT_IN_EVERY = 4
 COUNTED_ROWS = 2048
 MEASURED = (0.0, 0.7, 1.0)
 # How much of the learning rate an `fc` moves by that begins at its best.
@@ -60,14 +68,28 @@ class Told:
     held_out: list[Answered]
 
 
-def train_drafter(llm: LLM, directory: Path, options: TrainOptions, progress: Progress, say=print) -> dict[str, Any]:
+def train_drafter(
+    llm: LLM, directory: Path, options: TrainOptions = DEFAULTS, progress: Progress = silent, say=print
+) -> dict[str, Any]:
     """Figures of the run, which `directory` then holds as `training.json` beside the head. `say(line)` tells how the
     training goes. Raises `MetraleError`s; what was done by then is gone on with by the next call."""
     data = Path(options.data) if options.data else directory / DATA
     for name, place in (("output directory", directory), ("data directory", data)):
         check_writable(name, place)
-    if (directory / FIGURES).exists():
-        raise ConfigError(f"{directory} holds a drafter that is finished; give another directory, or remove it first.")
+    with claimed(directory, data):
+        if (directory / FIGURES).exists():
+            _clean(directory, options)  # what a run that was killed in its last moments left
+            raise ConfigError(f"{directory} holds a drafter that is finished; give another directory, or remove it.")
+        refuse_others(directory)
+        owner = {name: value for name, value in llm.identity.items() if name in OWNED_BY}
+        asked_for = {"answer_tokens": options.answer_tokens, "seed": options.seed}
+        settle_owner(data, owner | asked_for, [f"{HELD_OUT}.jsonl", f"{LEARNT}.jsonl", DONE])
+        return _run(llm, directory, data, options, owner, progress, say)
+
+
+def _run(
+    llm: LLM, directory: Path, data: Path, options: TrainOptions, owner: Mapping[str, str], progress: Progress, say
+) -> dict[str, Any]:
     clock = _Clock()
     told = _told(llm, options, data, progress)
     clock.end("answers")
@@ -82,34 +104,55 @@ def train_drafter(llm: LLM, directory: Path, options: TrainOptions, progress: Pr
     record_rows(loaded.steps, loaded.params, tokens, capture, data, lambda *at: progress("record", *at))
     rows = read_rows(data, (None, *capture), sum(map(len, tokens)), loaded.config.hidden_dim)
     clock.end("rows")
-    figures = _trained(loaded, told, (held, learnt), rows, directory, options, say)
+    figures = _trained(loaded, told, (held, learnt), rows, directory, options, owner, say)
     clock.end("training")
     figures["minutes"] = clock.minutes
     (directory / FIGURES).write_text(json.dumps(figures, indent=2) + "\n")
-    shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
-    if not options.data:
-        shutil.rmtree(data)
+    _clean(directory, options)
     return figures
 
 
+def _clean(directory: Path, options: TrainOptions) -> None:
+    """Nothing; of a finished run only the drafter is left, and data in a directory that the user named."""
+    for name in (CHECKPOINTS,) if options.data else (CHECKPOINTS, DATA):
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
 def _told(llm: LLM, options: TrainOptions, data: Path, progress: Progress) -> Told:
-    chat = llm.tokenizer.has_chat_template
-    own = prompts_of_file(Path(options.prompts)) if options.prompts else None
+    prompts = _prompts(llm, options, data, progress)
     found = []
-    for name, count, held_out in (("held-out", options.held_out, True), ("answers", options.answers, False)):
-        if own is None:
-            texts = list(itertools.islice(built_in(options.seed, chat, held_out), count))
-        else:
-            texts = own[:count] if held_out else own[options.held_out :][:count]
-        questions = asked(llm, texts, options.seed + (HELD_OUT_SEED if held_out else 0))
-        stage = "answer" if not held_out else "answer held-out prompts"
+    for name, stage in ((HELD_OUT, "answer held-out prompts"), (LEARNT, "answer")):
+        questions = asked(llm, prompts[name], options.seed + (HELD_OUT_SEED if name == HELD_OUT else 0))
         path = data / f"{name}.jsonl"
         found.append(
             collect_answers(llm, questions, options.answer_tokens, path, lambda *at, stage=stage: progress(stage, *at))
         )
         if not found[-1]:
-            raise ConfigError(f"prompts are too few: none is left for {name}; give more, or a lower held_out.")
+            lower = ", or a lower held_out" if options.held_out > 1 else ""
+            raise ConfigError(
+                f"prompts are too few for held_out={options.held_out}: none is left for {name}; give more{lower}."
+            )
     return Told(found[1], found[0])
+
+
+def _prompts(llm: LLM, options: TrainOptions, data: Path, progress: Progress) -> dict[str, list[str]]:
+    """The prompts that are not learnt from and those that are: none is among both."""
+    if options.prompts not in (None, BUILT_IN):
+        own = prompts_of_file(Path(options.prompts))
+        return {HELD_OUT: own[: options.held_out], LEARNT: own[options.held_out :][: options.answers]}
+    chat, found = llm.tokenizer.has_chat_template, {}
+    for name, count, seed in (
+        (HELD_OUT, options.held_out, options.seed + HELD_OUT_SEED),
+        (LEARNT, options.answers, options.seed),
+    ):
+        texts = []
+        if chat and options.prompts is None:
+            path = data / f"{name}-questions.jsonl"
+            texts = made_up(llm, count - count // BUILT_IN_EVERY, seed, path, lambda *at: progress("ask", *at))
+            texts = [text for text in texts if text not in found.get(HELD_OUT, ())]
+        listed = itertools.islice(built_in(options.seed, chat, name == HELD_OUT), count - len(texts))
+        found[name] = spread(texts, list(listed))
+    return found
 
 
 def _trained(
@@ -119,23 +162,32 @@ def _trained(
     rows: Sequence[np.ndarray],
     directory: Path,
     options: TrainOptions,
+    owner: Mapping[str, str],
     say,
 ) -> dict[str, Any]:
     target, params = loaded.config, loaded.params
     held, learnt = (pack(each, options.row_tokens) for each in texts)
+    for packed, whole in zip((held, learnt), texts, strict=True):
+        if not packed.asked.any():
+            least = min(text.answer_start for text in whole) + 1
+            raise ConfigError(
+                f"row_tokens={options.row_tokens} cuts each text before its answer; give {least} or more, better 512."
+            )
     ids = _vocabulary(loaded, told, rows[0], learnt, options.draft_vocab_size)
     capture = default_capture(len(target.layers)) if len(rows) > 1 else ()
     config = head_config(options.kind, target, head_layer(target), len(ids), capture)
     head = initial_head(config, target, params, ids, options.seed)
     table, scorer = _tables(target, params)
-    recipe = Recipe(options.learning_rate, options.steps, options.turns)
+    # In whole reports, so that each is of steps of a kind.
+    single = int(options.single_share * options.steps) // REPORT_STEPS * REPORT_STEPS
+    recipe = Recipe(options.learning_rate, options.steps, options.turns, single)
     if not capture:
         recipe = dataclasses.replace(recipe, fc_share=FITTED_SHARE)
         own = jnp.asarray(scorer[ids])
         logits = lambda rows: embedding.logits(jnp.asarray(rows), own, target.logit_scale, 0.0)  # noqa: E731
         head = linear_start(head, learnt, rows[0], table, target.norm_eps, logits)
     programs = Programs(config, recipe, loaded.model.platform)
-    settings = {**options.identity(), "texts": digest([text.tokens for text in (*texts[0], *texts[1])])}
+    settings = {**options.identity(), **owner, "texts": digest([text.tokens for text in (*texts[0], *texts[1])])}
     course = Course(options.seed, options.step_rows, 60 * options.checkpoint_minutes, settings)
     lessons = Lessons(learnt, rows, table, jnp.asarray(scorer[ids]), jnp.asarray(scorer))
     say(

@@ -19,8 +19,10 @@ PUBLIC = {
     "metrale_jax.forking",
     "metrale_jax.generate",
     "metrale_jax.probing",
+    "metrale_jax.training.options",
+    "metrale_jax.training.train",
 }
-OTHERS = {"math", "time", "collections", "dataclasses", "heapq", "pathlib", "jax", "numpy", "matplotlib"}
+OTHERS = {"math", "time", "tempfile", "collections", "dataclasses", "heapq", "pathlib", "jax", "numpy", "matplotlib"}
 
 
 def stored(name):

@@ -9,7 +9,7 @@ import pytest
 
 from metrale_jax.core.errors import ConfigError, MetraleError
 from metrale_jax.sampling.params import SamplingParams
-from metrale_jax.training.answers import Asked, collect_answers
+from metrale_jax.training.answers import Asked, asked, collect_answers
 from metrale_jax.training.features import DONE, read_rows, record_rows
 from metrale_jax.training.pack import draft_vocabulary, expected_counts
 
@@ -38,6 +38,13 @@ def test_answers_are_the_engines_and_a_cut_file_is_gone_on_with(tiny, tmp_path):
     path.write_text('{"number": 0}\n')
     with pytest.raises(MetraleError, match="is damaged"):
         collect_answers(llm, QUESTIONS, 6, path, silent)
+
+
+def test_a_prompt_without_room_for_an_answer_is_told(tiny):
+    llm = tiny("llama-default", chat=True)
+    limit = llm.engine.limits.max_context_tokens
+    with pytest.raises(ConfigError, match=rf"prompt 2, 'x+\.\.\., does not fit .* may have {limit} tokens"):
+        asked(llm, ["short", "x" * limit], 0)
 
 
 @pytest.mark.parametrize("name", ["llama-default", "bamba"])

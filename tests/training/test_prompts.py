@@ -23,6 +23,11 @@ def test_prompts_of_files(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
     (tmp_path / "b.jsonl").write_text('"one"\n{"prompt": "two"}\n')
     assert prompts_of_file(tmp_path / "a.txt") == prompts_of_file(tmp_path / "b.jsonl") == ["one", "two"]
+    # As editors on Windows write files; a prompt that comes twice would be both learnt from and measured by.
+    (tmp_path / "c.txt").write_bytes(b"\xef\xbb\xbfone\r\n \r\ntwo\r\none")
+    (tmp_path / "d.jsonl").write_text('"one\u2028more"\n', encoding="utf-8")
+    assert prompts_of_file(tmp_path / "c.txt") == ["one", "two"]
+    assert prompts_of_file(tmp_path / "d.jsonl") == ["one\u2028more"]
 
 
 def test_faults_of_files_are_told(tmp_path):
@@ -33,6 +38,9 @@ def test_faults_of_files_are_told(tmp_path):
         prompts_of_file(tmp_path / "empty.txt")
     (tmp_path / "bad.jsonl").write_text('"fine"\n{"text": 1}\n')
     with pytest.raises(ConfigError, match="line 2 of .* has no prompt"):
+        prompts_of_file(tmp_path / "bad.jsonl")
+    (tmp_path / "bad.jsonl").write_text('" "\n')
+    with pytest.raises(ConfigError, match="line 1 of .* has no prompt"):
         prompts_of_file(tmp_path / "bad.jsonl")
     (tmp_path / "bad.jsonl").write_text("{\n")
     with pytest.raises(ConfigError, match="line 1 of .* is not JSON"):
