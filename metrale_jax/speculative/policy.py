@@ -171,7 +171,12 @@ class DraftPolicy:
     def _lost(self, width: int, num_rows: int, accepted: float) -> float:
         """Plain steps that a step took longer than its tokens would have; more while that is uncertain."""
         doubt = 1 + UNCERTAIN / 2 / max(self._costs.count(num_rows, 0), 1)
-        return min(self._costs.taken(num_rows, width) * doubt, MAX_RATIO) - 1 - accepted
+        taken = self._costs.taken(num_rows, width) * self._handicap(num_rows)
+        return min(taken * doubt, MAX_RATIO) - 1 - accepted
+
+    def _handicap(self, num_rows: int) -> float:
+        """How much longer a step with drafts counts for than it takes."""
+        return 1 + self.settings.unevenness * (1 - 1 / num_rows)
 
     def _filled(self, width: int, rooms: list[int]) -> DraftPlan:
         """A plan of the narrowest width that holds what rows of these rooms draft at `width`."""
@@ -192,8 +197,9 @@ class DraftPolicy:
         Plain decoding also when all that may be lost is.
         """
         self._unrest *= 1 - 1 / self.settings.calm
+        handicap = self._handicap(self._num_rows)
         measured = {
-            width: tokens / ratio
+            width: tokens / (ratio * handicap if width else ratio)
             for tokens, width in zip(self._tokens, (0, *self.widths), strict=True)
             if (ratio := self._costs.measured(self._num_rows, width)) is not None
         }

@@ -20,6 +20,8 @@ class PolicySettings:
     at once, and of what drafts have gained, up to `loss_cap` may be lost again. Nothing is drafted beyond that.
     `min_gap`, `max_gap`: steps between trials of what does not seem to pay; each that loses doubles the gap.
     `plain_gap`: drafting steps after which a plain one is run to see what it costs now.
+    `unevenness`: share of a step that drafts must bring more the more rows there are, up to this: rows get ahead of one
+    another by them, so that at the end of a batch few rows have the machine to themselves.
     `draft_cost`: share of a plain step that a further draft is thought to add while no step has shown it.
     """
 
@@ -37,10 +39,12 @@ class PolicySettings:
     min_gap: int = 4
     max_gap: int = 64
     plain_gap: int = 256
+    unevenness: float = 0.08
     draft_cost: float = 0.1
 
     def __post_init__(self):
-        for name in ("margin", "skill_decay", "proposes_decay", "first_skill", "pause_below", "loss_share"):
+        shares = ("margin", "skill_decay", "proposes_decay", "first_skill", "pause_below", "loss_share", "unevenness")
+        for name in shares:
             value = getattr(self, name)
             if not 0 < value < 1:
                 raise MetraleError(
