@@ -12,26 +12,25 @@ from metrale_jax.checkpoint.place import Place, load_params
 from metrale_jax.checkpoint.plan import load_plan
 from metrale_jax.core.errors import ConfigError, ModelNotFoundError
 from metrale_jax.loading import Checkpoint, open_checkpoint
+from metrale_jax.run_options import RunOptions
 from metrale_jax.speculative.registry import Ask, Opened, open_proposer
 from metrale_jax.state.formats import StateFormats
 
+# What is chosen of a proposer beside its name.
+DRAFT_OPTIONS = ("drafter", "num_drafts", "draft_confidence", "draft_layer_ids")
 
-def opened_proposer(
-    name: str | None,
-    drafter: str | Path | None,
-    num_drafts: int | None,
-    checkpoint: Checkpoint,
-    mesh: Mesh | None,
-    cache_dir: Path,
-) -> Opened | None:
-    """The proposer called `name` for the model of `checkpoint`, None for none, its weights not yet read.
 
-    Raises `ConfigError` where the model, its drafter or several devices do not allow it, and for a drafter or a count
-    that nothing asks for.
+def opened_proposer(options: RunOptions, checkpoint: Checkpoint, mesh: Mesh | None, cache_dir: Path) -> Opened | None:
+    """The proposer that `options` name for the model of `checkpoint`, None for none, its weights not yet read.
+
+    Raises `ConfigError` where the model, its drafter or several devices do not allow it, and for a drafter, a count or
+    another option that nothing asks for.
     """
+    name, drafter = options.proposer, options.drafter
     if name is None:
-        for option, value in (("drafter", drafter), ("num_drafts", num_drafts)):
-            if value is not None:
+        for option in DRAFT_OPTIONS:
+            value = getattr(options, option)
+            if value != getattr(RunOptions, option):
                 raise ConfigError(f"{option}={value!r} is for a proposer, and none is chosen; name one as proposer.")
         return None
     try:
@@ -43,7 +42,10 @@ def opened_proposer(
         found = open_checkpoint(directory)
         return found.config, found.specs, found.source, found.ignored
 
-    ask = Ask(checkpoint.config, checkpoint.values, directory, num_drafts, model)
+    layers = None if options.draft_layer_ids is None else tuple(options.draft_layer_ids)
+    ask = Ask(
+        checkpoint.config, checkpoint.values, directory, options.num_drafts, model, options.draft_confidence, layers
+    )
     opened = open_proposer(name, ask)
     proposer = opened.proposer
     if mesh is not None and (proposer.one_device or proposer.layer_states(StateFormats("float32"))):

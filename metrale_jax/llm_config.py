@@ -42,9 +42,9 @@ class LLMConfig:
     `compile_cache` is a directory that keeps compiled programs across processes, `cache_dir` one for models that must
     be assembled. `request_log` is a file to which each request that ends adds a line of JSON ("-" for stderr; see
     `RequestLog`). `executables` is an archive of programs that `metrale-jax plan --compile` wrote: load only your own,
-    for it is code. `tensor_parallel` devices share the model. `proposer`, `drafter`, `num_drafts` and `acceptance`
-    are as in `RunOptions`; by `draft_mode` "auto" only what is measured to be quicker is drafted, by "always" as
-    much as fits. The rest is as in `EngineConfig`.
+    for it is code. `tensor_parallel` devices share the model. `proposer`, `drafter`, `num_drafts`, `draft_confidence`,
+    `draft_layer_ids` and `acceptance` are as in `RunOptions`; by `draft_mode` "auto" only what is measured to be
+    quicker is drafted, by "always" as much as fits. The rest is as in `EngineConfig`.
     """
 
     dtype: str | None = None
@@ -73,6 +73,8 @@ class LLMConfig:
     proposer: str | None = None
     drafter: str | Path | None = None
     num_drafts: int | None = None
+    draft_confidence: float = 0.0
+    draft_layer_ids: tuple[int, ...] | list[int] | None = None
     draft_mode: str = "auto"
     acceptance: str = "exact"
 

@@ -44,7 +44,9 @@ class RunOptions:
     blowing up in very long prompts: after every `state_norm_tokens` tokens of a sequence each head's matrix is scaled
     down to that Frobenius norm, if it is above it. That is another model's answer, if the same however it is cut.
     `proposer` (a name of `speculative.registry`) drafts up to `num_drafts` tokens at a time, which changes no answer;
-    `drafter` is the model, directory or hub id that has its weights, where it needs any of its own. By the rule
+    `drafter` is the model, directory or hub id that has its weights, where it needs any of its own. A head stops
+    drafting where it gives no token a probability of `draft_confidence`, and `draft_layer_ids` are the layers, from 0
+    on, that a model keeps to draft for itself; both are for proposers that have a use for them. By the rule
     `acceptance`, if it is not "exact", answers are others: it is for research (see `sampling.accept`).
     """
 
@@ -60,6 +62,8 @@ class RunOptions:
     proposer: str | None = None
     drafter: str | Path | None = None
     num_drafts: int | None = None
+    draft_confidence: float = 0.0
+    draft_layer_ids: tuple[int, ...] | list[int] | None = None
     acceptance: str = "exact"
 
     def __post_init__(self):

@@ -99,9 +99,8 @@ def load_model(
         on = PLATFORM_NAMES[device.platform]
         dtype, formats = chosen_formats(options, on, checkpoint.config.dtype)
         config = bounded(checkpoint.config, options.max_context_tokens)
-        asked = options.proposer, options.drafter, options.num_drafts
         place = cache_dir or default_cache_dir()
-        opened = opened_proposer(*asked, replace(checkpoint, config=config), mesh, place)
+        opened = opened_proposer(options, replace(checkpoint, config=config), mesh, place)
         if opened is not None:
             formats = replace(formats, num_pending=max(formats.num_pending, opened.num_drafts))
         description, sharing = shared(Description(config, checkpoint.specs), mesh)

@@ -72,6 +72,17 @@ def test_an_answer_in_form_is_drafted_too_the_bonus_token_included(plain, drafti
         ({"proposer": "mtp"}, "."),
         ({"proposer": "model", "drafter": "/no/such/model"}, "drafter='/no/such/model'"),
         ({"acceptance": "typical"}, "acceptance='typical' is for drafts, and no proposer is chosen"),
+        ({"draft_confidence": 0.5}, "draft_confidence=0.5 is for a proposer, and none is chosen"),
+        ({"draft_layer_ids": [0]}, r"draft_layer_ids=\[0\] is for a proposer, and none is chosen"),
+        ({"proposer": "ngram", "draft_confidence": 1.0}, "draft_confidence=1.0 is no probability"),
+        ({"proposer": "ngram", "draft_confidence": 0.5}, "proposer='ngram' has no use for it"),
+        (
+            {"proposer": "ngram", "draft_layer_ids": [0]},
+            r"draft_layer_ids=\(0,\) is given, and proposer='ngram' has no",
+        ),
+        ({"proposer": "self", "draft_confidence": 0.5}, "proposer='self' has no use for it"),
+        ({"proposer": "self", "draft_layer_ids": [0, 40]}, r"the layers \(0, 40\) to draft with are not .* 0 to \d+"),
+        ({"proposer": "self", "draft_layer_ids": []}, r"the layers \(\) to draft with are not"),
         ({"draft_mode": "always"}, "draft_mode='always' is for drafts, and no proposer is chosen"),
         ({"proposer": "ngram", "acceptance": "hopeful"}, "acceptance='hopeful' is not one of exact, "),
         ({"proposer": "ngram", "draft_mode": "often"}, "draft_mode='often' is not one of auto, always"),
@@ -80,3 +91,39 @@ def test_an_answer_in_form_is_drafted_too_the_bonus_token_included(plain, drafti
 def test_what_cannot_draft_is_told(options, words):
     with pytest.raises(MetraleError, match=words):
         LLM(GOLDENS / "qwen3", max_context_tokens=64, **options)
+
+
+def always(name, **options):
+    options = {"kv_cache_mib": 4, "max_sequences": 2, "prefix_cache": False, "num_drafts": 3, **options}
+    return LLM(GOLDENS / name, draft_mode="always", **options)
+
+
+TOKENS = [[5, 9, 3, 17, 4, 8], [11, 2, 7]]
+SHORT = SamplingParams(temperature=0, max_tokens=12)
+
+
+def told(llm):
+    return [result.token_ids for result in llm.generate(TOKENS, SHORT)]
+
+
+def test_layers_to_draft_with_are_the_users_choice():
+    plain = LLM(GOLDENS / "llama-default", kv_cache_mib=4, max_sequences=2, prefix_cache=False)
+    every = range(len(plain.loaded.config.layers))
+    shares = {}
+    for layers in ([0], list(every)):
+        llm = always("llama-default", proposer="self", draft_layer_ids=layers)
+        assert llm.loaded.model.proposer.layers == tuple(layers)
+        assert told(llm) == told(plain)
+        drafts = llm.stats().drafts
+        shares[len(layers)] = drafts.accepted / drafts.proposed
+    assert shares[len(every)] == 1.0 > shares[1], "a model that skips nothing guesses what it says"
+
+
+def test_a_head_that_is_not_sure_enough_drafts_nothing():
+    plain = LLM(GOLDENS / "glm4-moe", kv_cache_mib=4, max_sequences=2, prefix_cache=False)
+    proposed = {}
+    for least in (0.0, 0.02, 0.999):
+        llm = always("glm4-moe", proposer="mtp", draft_confidence=least)
+        assert told(llm) == told(plain)
+        proposed[least] = llm.stats().drafts.proposed
+    assert proposed[0.0] > 0 == proposed[0.999] and proposed[0.02] <= proposed[0.0]

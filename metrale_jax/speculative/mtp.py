@@ -55,7 +55,8 @@ def open_proposer(ask: Ask) -> Opened:
         return opened_head("mtp", ask, Mtp)
     found = _own_layer(ask)
     specs = HeadParams(found.embed_norm, found.hidden_norm, found.fc, found.layer, found.final_norm)
-    return Opened(Mtp(head_config("mtp", ask.target, found.config, 0)), ask.num_drafts or DRAFTS, specs)
+    proposer = Mtp(head_config("mtp", ask.target, found.config, 0), ask.confidence)
+    return Opened(proposer, ask.num_drafts or DRAFTS, specs, heeds=("confidence",))
 
 
 def _own_layer(ask: Ask) -> NextLayer:

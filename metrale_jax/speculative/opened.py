@@ -13,8 +13,10 @@ DRAFTS = 3
 
 
 def opened_head(kind: str, ask: Ask, proposer: Callable) -> Opened:
-    """The head of a `kind` that the directory holds; `proposer(config)` drafts with it. Raises `ConfigError` for one of
-    another kind or for another model, and where no directory is given."""
+    """The head of a `kind` that the directory holds; `proposer(config, confidence)` drafts with it.
+
+    Raises `ConfigError` for one of another kind or for another model, and where no directory is given.
+    """
     directory = wanted_directory(kind, ask, "a head that was trained for the model")
     drafter = open_drafter(directory, ask.target)
     if not isinstance(drafter.config, KINDS[kind]):
@@ -24,4 +26,5 @@ def opened_head(kind: str, ask: Ask, proposer: Callable) -> Opened:
             f"the drafter in {directory} is a head for proposer={found!r}, and proposer={kind!r} is chosen; choose "
             f"{found!r}, or give another drafter."
         )
-    return Opened(proposer(drafter.config), ask.num_drafts or DRAFTS, drafter.specs, drafter.source, IGNORED)
+    made = proposer(drafter.config, ask.confidence)
+    return Opened(made, ask.num_drafts or DRAFTS, drafter.specs, drafter.source, IGNORED, heeds=("confidence",))

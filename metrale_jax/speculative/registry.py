@@ -21,25 +21,31 @@ MOST_DRAFTS = 64
 class Ask:
     """What a proposer is opened for: the `target` and the fields of its config.json, `directory`, which holds the
     drafter where it has weights of its own, and how many tokens at most are drafted at a time, None for the proposer's
-    own choice. `model()` gives config, weight specs, source and ignored tensors of a whole model in `directory`."""
+    own choice. `model()` gives config, weight specs, source and ignored tensors of a whole model in `directory`.
+    `confidence` is the least probability that a head drafts on at, and `layers` are those that a model keeps to draft
+    for itself, None for its own choice."""
 
     target: ModelConfig
     values: Mapping[str, Any]
     directory: Path | None
     num_drafts: int | None
     model: Callable[[], tuple[ModelConfig, Any, AbstractTensorSource, tuple[str, ...]]]
+    confidence: float = 0.0
+    layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Opened:
     """A proposer, the tree of its weights' specs (`()` for none), where they are read from (None: the target's own
-    checkpoint), the tensors there that it does without, and how many tokens it drafts at most."""
+    checkpoint), the tensors there that it does without, how many tokens it drafts at most, and which of `confidence`
+    and `layers` it heeds."""
 
     proposer: AbstractProposer
     num_drafts: int
     specs: Any = ()
     source: AbstractTensorSource | None = None
     ignored: tuple[str, ...] = (r".*",)
+    heeds: tuple[str, ...] = ()
 
 
 PROPOSERS: Mapping[str, str] = MappingProxyType(
@@ -62,7 +68,14 @@ def open_proposer(name: str, ask: Ask) -> Opened:
     count = ask.num_drafts
     if count is not None and not 1 <= count <= MOST_DRAFTS:
         raise ConfigError(f"num_drafts={count} is not from 1 to {MOST_DRAFTS}; give a number of tokens in between.")
-    return importlib.import_module(f"metrale_jax.speculative.{PROPOSERS[name]}").open_proposer(ask)
+    if not 0 <= ask.confidence < 1:
+        raise ConfigError(f"draft_confidence={ask.confidence} is no probability; give one from 0 to below 1.")
+    opened = importlib.import_module(f"metrale_jax.speculative.{PROPOSERS[name]}").open_proposer(ask)
+    for field, option in (("confidence", "draft_confidence"), ("layers", "draft_layer_ids")):
+        value = getattr(ask, field)
+        if value != getattr(Ask, field) and field not in opened.heeds:
+            raise ConfigError(f"{option}={value!r} is given, and proposer={name!r} has no use for it; leave it out.")
+    return opened
 
 
 def no_directory(name: str, ask: Ask) -> None:

@@ -55,14 +55,17 @@ class SelfDraft(AbstractProposer):
 def open_proposer(ask: Ask) -> Opened:
     """The model itself."""
     no_directory("self", ask)
-    return Opened(self_draft(ask.target, default_layers(ask.target)), ask.num_drafts or DRAFTS)
+    layers = default_layers(ask.target) if ask.layers is None else ask.layers
+    return Opened(self_draft(ask.target, layers), ask.num_drafts or DRAFTS, heeds=("layers",))
 
 
 def self_draft(target: ModelConfig, layers: Sequence[int]) -> SelfDraft:
     """The proposer of these layers. Raises `ConfigError` for those that the model lacks."""
     count, chosen = len(target.layers), tuple(layers)
     if not chosen or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] >= count:
-        raise ConfigError(f"layers={chosen} are not one or more of 0 to {count - 1} in rising order; name some.")
+        raise ConfigError(
+            f"the layers {chosen} to draft with are not one or more of 0 to {count - 1} in rising order; name some."
+        )
     return SelfDraft(chosen)
 
 

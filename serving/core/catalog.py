@@ -19,7 +19,17 @@ MAX_NAME_CHARS = 128
 # Options that name files or directories are the operator's: a caller must not have the server read or write any.
 OPERATORS = frozenset(name for name, hint in get_type_hints(LLMConfig).items() if Path in kinds_of(hint))
 # Options that fit one model: another begins with the defaults of these, and with the operator's own of the rest.
-OF_ONE_MODEL = ("max_context_tokens", "executables", "proposer", "drafter", "num_drafts", "draft_mode", "acceptance")
+OF_ONE_MODEL = (
+    "max_context_tokens",
+    "executables",
+    "proposer",
+    "drafter",
+    "num_drafts",
+    "draft_confidence",
+    "draft_layer_ids",
+    "draft_mode",
+    "acceptance",
+)
 
 
 @dataclass(frozen=True)
