@@ -2,6 +2,7 @@
 """Draft heads against a plain computation of each entry, and their directories."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -51,14 +52,16 @@ def dense(x, weights, attention):
     return mixed @ weights.out.weight.T, ()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_head_is_its_entries_one_after_the_other(kind):
+@pytest.mark.parametrize("kind, normed", [("mtp", False), ("eagle3", False), ("eagle3", True)])
+def test_a_head_is_its_entries_one_after_the_other(kind, normed):
     config = config_of(kind)
+    if normed:
+        config = replace(config, norm_before_residual=True)
     params = params_of(config)
     features, embeds = random_rows(1, T, D), random_rows(2, T, D)
     features[0] = 0
     got, _ = run_head(config, params, jnp.asarray(features), jnp.asarray(embeds), dense, Placement(0, 1e-5, "cpu"))
-    one = PlainHead(kind, params)
+    one = PlainHead(kind, params, normed)
     feedback, output = map(np.asarray, zip(*map(one.step, features, embeds), strict=True))
     np.testing.assert_allclose(got.feedback, feedback, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(got.output, output, rtol=2e-4, atol=2e-5)
