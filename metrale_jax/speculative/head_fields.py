@@ -59,6 +59,11 @@ def target_facts(target: ModelConfig) -> dict[str, Any]:
 def read_head_config(path: Path) -> RawConfig:
     """The fields of a head's config.json, of which `drafter` says the kind. Raises `CheckpointError` for a file that is
     no JSON object, and `ConfigError` for one of something else than a head."""
+    if path.parent.is_file():
+        raise ConfigError(
+            f"{path.parent} is a file, as whole models are in GGUF, and a draft head is a directory; choose "
+            f"proposer='model', which takes whole models, or give {WANTED}."
+        )
     values = read_values(path, WANTED)
     if values.get("drafter") is None:
         names = values.get("architectures")

@@ -171,9 +171,12 @@ def test_what_is_no_head_says_what_it_is(tmp_path, names, message):
         open_drafter(head_with(tmp_path, drafter=None, architectures=names), TARGET)
 
 
-def test_a_whole_models_directory_is_for_the_proposer_of_whole_models():
+def test_a_whole_model_is_for_the_proposer_of_whole_models(tmp_path):
     with pytest.raises(ConfigError, match="Qwen3ForCausalLM, and a draft head is wanted; choose proposer='model'"):
         open_drafter(GOLDENS / "qwen3", TARGET)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match="model.gguf is a file, as whole models are in GGUF, .*proposer='model'"):
+        open_drafter(tmp_path / "model.gguf", TARGET)
 
 
 def test_a_speculators_head_is_told_apart(tmp_path):
