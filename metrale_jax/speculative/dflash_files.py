@@ -2,15 +2,14 @@
 """What a DFlash drafter is made of, and how its published directories say so: `config.json` with a `dflash_config`, and
 tensors `fc`, `hidden_norm`, `layers.{}.*` as Qwen3 names them, `norm`. Embedding and head are the target's."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flax import struct
 
 from metrale_jax.core.config import AttentionConfig, MlpConfig, ModelConfig
-from metrale_jax.core.errors import CheckpointError, ConfigError, shown
+from metrale_jax.core.errors import ConfigError, shown
 from metrale_jax.core.specs import Part
 from metrale_jax.models.decoder_specs import (
     DecoderNames,
@@ -20,12 +19,22 @@ from metrale_jax.models.decoder_specs import (
     mlp_specs,
     norm_spec,
 )
-from metrale_jax.models.family import activation_of, attention_config, flat_rope, layer_types
+from metrale_jax.models.family import activation_of, either, layer_types
 from metrale_jax.models.hf_config import RawConfig
 from metrale_jax.sharding import axes
+from metrale_jax.speculative.drafter_config import (
+    attention_of,
+    described_as,
+    number,
+    number_above_0,
+    number_from_0,
+    read_values,
+)
 from pallas_kernels.paged_attention.op import MAX_TREE
 
 CLASS = "DFlashDraftModel"
+# Published drafters have five to eight.
+MAX_LAYERS = 1024
 IGNORED = (r"(model\.)?embed_tokens\.weight", r"lm_head\.weight", r".*rotary_emb\.inv_freq")
 DEFAULTS = {
     "num_key_value_heads": 32,
@@ -94,7 +103,7 @@ def described(directory: Path, target: ModelConfig) -> tuple[DFlashConfig, DFlas
     """The config and the weights' specs of the drafter in a directory. Raises `ConfigError` for one of another model,
     or of a kind that does not draft here."""
     raw = _read_config(Path(directory) / "config.json")
-    config = _config(raw, target)
+    config = described_as("a DFlash drafter", raw, lambda: _config(raw, target))
     return config, dflash_specs(config, raw.flag("attention_bias"))
 
 
@@ -136,13 +145,19 @@ def _config(raw: RawConfig, target: ModelConfig) -> DFlashConfig:
             "the target; use the drafter of this model."
         )
     masks = raw.token_ids("mask_token_id", target.vocab_size)
-    block_len, causal = raw.positive("block_size"), raw.get("is_causal")
+    block_len, causal = raw.positive("block_size"), _causal(raw)
     if len(masks) != 1 or not 1 < block_len <= MAX_TREE:
         raise ConfigError(
             f"mask_token_id={masks} and block_size={block_len} in {raw.origin} are not one token and a size from 2 to "
             f"{MAX_TREE}; correct the config."
         )
-    kinds = layer_types(raw, ["full_attention"] * raw.positive("num_hidden_layers"))
+    num_layers = raw.positive("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise ConfigError(
+            f"num_hidden_layers={shown(num_layers)} in {raw.origin} is above {MAX_LAYERS}, which no drafter comes "
+            "near; correct the config."
+        )
+    kinds = layer_types(raw, ["full_attention"] * num_layers)
     window = raw.positive("sliding_window") if raw.flag("use_sliding_window") else 0
     sliding = "sliding_attention" in kinds
     if sliding and (not window or causal is False):
@@ -150,22 +165,26 @@ def _config(raw: RawConfig, target: ModelConfig) -> DFlashConfig:
             f"layer_types with sliding_attention, use_sliding_window={bool(window)} and is_causal={causal!r} in "
             f"{raw.origin} make layers that no published drafter of this class has; only causal ones have windows here."
         )
-    rope = flat_rope(raw)
+    full = attention_of(raw, target)
     return DFlashConfig(
         hidden_dim=raw.positive("hidden_size"),
-        attentions=tuple(
-            attention_config(raw, rope, window=window if kind == "sliding_attention" else 0) for kind in kinds
-        ),
+        attentions=tuple(replace(full, window=window if kind == "sliding_attention" else 0) for kind in kinds),
         mlp=MlpConfig(raw.positive("intermediate_size"), activation_of(raw)),
-        norm_eps=raw.number("rms_norm_eps"),
+        norm_eps=number_above_0(raw, "rms_norm_eps"),
         captures=tuple(one + 1 for one in captured),
         mask_token=masks[0],
         block_len=block_len,
         causal=bool(causal),
-        embed_scale=raw.number("input_embedding_scale"),
-        logit_scale=raw.number("output_multiplier"),
-        logit_softcap=raw.number("final_logit_softcapping"),
+        embed_scale=number(raw, "input_embedding_scale"),
+        logit_scale=number(raw, "output_multiplier"),
+        logit_softcap=number_from_0(raw, "final_logit_softcapping"),
     )
+
+
+def _causal(raw: RawConfig) -> bool | None:
+    # vLLM reads `causal` of dflash_config, published drafters also say `is_causal`; without either it is as layers are.
+    key = either(raw, "is_causal", "causal")
+    return None if raw.get(key) is None else raw.flag(key)
 
 
 def _is_place(number: Any, target: ModelConfig) -> bool:
@@ -189,13 +208,6 @@ def _check_target(raw: RawConfig, target: ModelConfig) -> None:
 
 
 def _read_config(path: Path) -> RawConfig:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}); give a directory of a drafter.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}); download the drafter again.") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected a JSON object; download it again.")
+    values = read_values(path, "a directory of a DFlash drafter")
     own = values.get("dflash_config")
     return RawConfig(values | (own if isinstance(own, dict) else {}), DEFAULTS, str(path))

@@ -72,7 +72,8 @@ class MtpConfig:
 @dataclass(frozen=True)
 class EagleConfig:
     """Static facts of an EAGLE-3 head: as `MtpConfig`, and `capture`, the three places of the target's residual stream
-    that it reads. Place n is what leaves the first n layers; 0 is the embeddings."""
+    that it reads. Place n is what leaves the first n layers; 0 is the embeddings. `norm_before_residual` says that
+    attention's output is added to the feature after its norm, not before it."""
 
     hidden_dim: int
     layer: LayerConfig
@@ -84,6 +85,7 @@ class EagleConfig:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     capture: tuple[int, ...] = ()
+    norm_before_residual: bool = False
 
 
 @struct.dataclass
@@ -192,8 +194,9 @@ def _eagle_features(params, hidden, captured):
 
 def _eagle_entries(config, params, features, embeds):
     eps = config.norm_eps
-    pair = [rms_norm(embeds, params.embed_norm, eps), rms_norm(features, params.hidden_norm, eps)]
-    return jnp.concatenate(pair, axis=-1), features
+    normed = rms_norm(features, params.hidden_norm, eps)
+    x = jnp.concatenate([rms_norm(embeds, params.embed_norm, eps), normed], axis=-1)
+    return x, normed if config.norm_before_residual else features
 
 
 def _scaled(x, scale: float):

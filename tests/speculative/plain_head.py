@@ -43,8 +43,8 @@ def random_rows(seed, *shape):
 class PlainHead:
     """A head and the entries that it has had."""
 
-    def __init__(self, kind, params):
-        self.kind = kind
+    def __init__(self, kind, params, norm_before_residual=False):
+        self.kind, self.norm_before_residual = kind, norm_before_residual
         self.params = jax.tree.map(lambda array: np.asarray(array, np.float64), params)
         self.keys, self.values = [], []
 
@@ -54,6 +54,8 @@ class PlainHead:
         feature, embed = np.asarray(feature, np.float64), np.asarray(embed, np.float64)
         pair = np.concatenate([_norm(embed, p.embed_norm), _norm(feature, p.hidden_norm)])
         residual = p.fc.weight @ pair if self.kind == "mtp" else feature
+        if self.norm_before_residual:
+            residual = _norm(feature, p.hidden_norm)
         x = _norm(residual, p.layer.mixer_norm) if self.kind == "mtp" else pair
         q, k, v = np.split(p.layer.mixers[0].qkv.weight @ x, [HEADS * H, (HEADS + KV) * H])
         self.keys.append([_turned(part, position) for part in k.reshape(KV, H)])

@@ -162,6 +162,15 @@ def test_answers_are_those_without_drafts(golden, nan_pool, tmp_path):
     assert steps and proposed > accepted
 
 
+@pytest.mark.parametrize("name", ["is_causal", "causal"])
+def test_a_causal_drafter_is_told_by_either_name(golden, tmp_path, name):
+    config = golden("qwen3", 8).config
+    facts = {"dflash_config": {**CONFIG["dflash_config"], name: True}}
+    found = open_proposer("dflash", published(tmp_path, config, **facts))
+    found.source.close()
+    assert found.proposer.config.causal
+
+
 def test_what_does_not_fit_the_target_is_refused(golden, tmp_path):
     config = golden("qwen3", 8).config
     wrong = {
@@ -171,6 +180,17 @@ def test_what_does_not_fit_the_target_is_refused(golden, tmp_path):
         "target_layer_ids=.1, 2. .* are not layers from 0 to 1": {"dflash_config": {"target_layer_ids": [1, 2]}},
         "mask_token_id=.. and block_size=4": {"dflash_config": {"target_layer_ids": [1]}},
         "only causal ones have windows here": {"is_causal": False},
+        "is_causal=5": {"is_causal": 5},
+        "two names of one field and differ": {"is_causal": True, "causal": False},
+        "num_hidden_layers=1000000000 .* is above 1024": {"num_hidden_layers": 10**9},
+        "head_dim=.3.": {"head_dim": [3]},
+        "head_dim=1000000000 .* is not a width up to 16384": {"head_dim": 10**9},
+        "(?s)does not describe a DFlash drafter.*correct the config": {"layer_types": [["full_attention"], {}]},
+        "frequencies that are not finite": {"rope_theta": float("nan")},
+        "rms_norm_eps=0.0 .* is not a number above 0": {"rms_norm_eps": 0},
+        "input_embedding_scale=inf": {"input_embedding_scale": float("inf")},
+        "output_multiplier=1e.39 .* float32": {"output_multiplier": 1e39},
+        "final_logit_softcapping=-30.0 .* from 0 up": {"final_logit_softcapping": -30},
     }
     for message, changes in wrong.items():
         with pytest.raises(ConfigError, match=message):

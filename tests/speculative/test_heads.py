@@ -2,6 +2,7 @@
 """Draft heads against a plain computation of each entry, and their directories."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -51,14 +52,16 @@ def dense(x, weights, attention):
     return mixed @ weights.out.weight.T, ()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_head_is_its_entries_one_after_the_other(kind):
+@pytest.mark.parametrize("kind, normed", [("mtp", False), ("eagle3", False), ("eagle3", True)])
+def test_a_head_is_its_entries_one_after_the_other(kind, normed):
     config = config_of(kind)
+    if normed:
+        config = replace(config, norm_before_residual=True)
     params = params_of(config)
     features, embeds = random_rows(1, T, D), random_rows(2, T, D)
     features[0] = 0
     got, _ = run_head(config, params, jnp.asarray(features), jnp.asarray(embeds), dense, Placement(0, 1e-5, "cpu"))
-    one = PlainHead(kind, params)
+    one = PlainHead(kind, params, normed)
     feedback, output = map(np.asarray, zip(*map(one.step, features, embeds), strict=True))
     np.testing.assert_allclose(got.feedback, feedback, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(got.output, output, rtol=2e-4, atol=2e-5)
@@ -98,6 +101,8 @@ def test_places_of_capture_are_in_order_even_in_a_model_of_two_layers():
 @pytest.mark.parametrize("size", [VD, V, 0], ids=["few", "all", "shared"])
 def test_what_is_written_is_read_back_bit_by_bit(kind, size, tmp_path):
     config = config_of(kind, size)
+    if kind == "eagle3" and size:
+        config = replace(config, capture=(0, 2, 6), norm_before_residual=True)
     params = params_of(config)
     write_drafter(tmp_path, config, params, TARGET)
     drafter = open_drafter(tmp_path, TARGET)
@@ -113,12 +118,12 @@ def test_an_eagle_head_from_elsewhere_opens_by_its_published_fields(tmp_path):
     config = config_of("eagle3")
     write_drafter(tmp_path, config, params_of(config), TARGET)
     values = json.loads((tmp_path / "config.json").read_text())
-    ours = ("drafter", "rope", "target", "attention_scale", "qk_norm", "eagle_config")
+    ours = ("drafter", "rope", "target", "attention_scale", "qk_norm", "eagle_config", "norm_before_residual")
     published = {name: value for name, value in values.items() if name not in ours and not name.endswith("_scale")}
     (tmp_path / "config.json").write_text(json.dumps(published | {"rope_theta": 100.0}))
     found = open_drafter(tmp_path, TARGET).config
     (attention,) = found.layer.mixers
-    assert found.capture == (2, 3, 3) and found.draft_vocab_size == VD
+    assert found.capture == (2, 3, 3) and found.draft_vocab_size == VD and not found.norm_before_residual
     np.testing.assert_allclose(attention.rope.inv_freq, ROPE.inv_freq, rtol=1e-6)
 
 
