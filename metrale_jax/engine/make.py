@@ -42,7 +42,8 @@ def make_engine(
     model = steps.model
     shapes = shapes or make_shape_plan(config, len(model.config.eos_token_ids))
     num_blocks = blocks_for(model.layout, config)
-    windows = tuple(spec.window for spec in model.layout.groups)
+    back = 0 if model.proposer is None else model.proposer.looks_back
+    windows = tuple(spec.window and spec.window + back for spec in model.layout.groups)
     snapshots = Snapshots(shapes.num_slots + 1, shapes.num_snapshots) if model.layout.slot_groups else None
     memory = Memory(
         num_blocks,

@@ -52,6 +52,9 @@ class AbstractProposer(ABC):
     one_device: bool = False
     """Whether devices that share the model cannot run it, even where it has no layers of its own."""
 
+    looks_back: int = 0
+    """How many tokens before a sequence's last one a step may run anew: windows keep what those see too."""
+
     def layer_states(self, formats: StateFormats) -> tuple[tuple[Hashable, ...], ...]:
         """The states that each of the drafter's own layers keeps. They are numbered on from the target's layers."""
         return ()

@@ -12,7 +12,7 @@ which costs drafts and no answer. A draft model that keeps recurrent state is ke
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -41,6 +41,7 @@ class DraftModel(AbstractProposer):
     `draft_model` checks it."""
 
     config: ModelConfig
+    looks_back: ClassVar[int] = 1
 
     def layer_states(self, formats: StateFormats) -> tuple[tuple[Hashable, ...], ...]:
         """What the draft model's layers keep."""

@@ -5,8 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from metrale_jax import LLM, SamplingParams
 from metrale_jax.core.errors import ConfigError
+from metrale_jax.engine.make import make_engine
+from metrale_jax.llm_config import engine_config
 from metrale_jax.speculative.draft_model import DraftModel, draft_model
+from tests.conftest import GOLDENS
 from tests.sometimes import mostly_slow
 from tests.speculative.drafting import assert_drafts_are_its_own
 from tests.speculative.solo_problems import assert_solo, prompts
@@ -47,6 +51,17 @@ def test_a_model_that_drafts_for_itself_is_never_wrong(golden, nan_pool, name):
     names = "greedy", "sampled", "min_tokens"
     steps, proposed, accepted = assert_solo(model, DraftModel(model.config), model.params, names=names, fill=nan_pool)
     assert steps and proposed == accepted
+
+
+def test_a_window_keeps_what_the_token_before_the_last_one_sees(nan_pool):
+    path, limits = GOLDENS / "mistral-window", {"max_sequences": 1, "max_context_tokens": 128, "block_size": 4}
+    drafts = {"proposer": "model", "drafter": path, "num_drafts": 2, "draft_mode": "always"}
+    llm = LLM(path, kv_cache_mib=1, prefill_tokens=32, **limits, **drafts)
+    steps = llm.loaded.steps
+    llm.engine = make_engine(steps, llm.loaded.params, engine_config(llm.config, steps.model), nan_pool)
+    llm.generate([[*range(5, 34)]], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
+    drafts = llm.stats().drafts
+    assert drafts.proposed == drafts.accepted > 40
 
 
 def test_a_model_that_cannot_draft_for_the_target_is_refused(golden):
