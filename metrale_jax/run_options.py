@@ -39,10 +39,11 @@ class RunOptions:
     `pallas_kernels.kv_formats.registry`), by default that of the activations. `block_size` is tokens a KV block, by
     default what suits the platform (`BLOCK_TOKENS`). `attention` names an implementation of paged attention; "auto" is
     the platform's own. `state_dtype` is that of recurrent state, which gathers rounding errors for as long as its
-    sequence; in 16 bits it is rounded wherever a step ends, so that an answer may depend on how its prompt was cut, and
-    `num_pending` how many drafted tokens it can keep until they are judged. `state_max_norm` above 0 keeps it from
-    blowing up in very long prompts: after every `state_norm_tokens` tokens of a sequence each head's matrix is scaled
-    down to that Frobenius norm, if it is above it. That is another model's answer, if the same however it is cut.
+    sequence; in 16 bits it is rounded wherever a step ends, so that an answer may depend on how its prompt was cut and
+    on drafts, and `num_pending` how many drafted tokens it can keep until they are judged. `state_max_norm` above 0
+    keeps it from blowing up in very long prompts: after every `state_norm_tokens` tokens of a sequence each head's
+    matrix is scaled down to that Frobenius norm, if it is above it. That is another model's answer, if the same however
+    it is cut.
     `proposer` (a name of `speculative.registry`) drafts up to `num_drafts` tokens at a time, which changes no answer;
     `drafter` is the model, directory or hub id that has its weights, where it needs any of its own. A head stops
     drafting where it gives no token a probability of `draft_confidence`, and `draft_layer_ids` are the layers, from 0
