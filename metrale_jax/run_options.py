@@ -111,7 +111,7 @@ def chosen_acceptance(name: str, proposer: bool) -> str:
     if rule.name != "exact" and not proposer:
         raise ConfigError(f"acceptance={name!r} is for drafts, and no proposer is chosen; name one as proposer.")
     if rule.warning:
-        LOG.warning("acceptance=%r: %s", name, rule.warning)
+        LOG.warning("%s", rule.warning)
     return rule.name
 
 
