@@ -142,7 +142,7 @@ def measured(plain: LLM, drafting: LLM, kind: Kind, batch: int, tokens: int, rou
     # One at a time each prompt is a measurement of its own; several are one together.
     groups = [[prompt] for prompt in prompts[:4]] if batch == 1 else [prompts * REPEATS]
     for llm in (drafting, plain):
-        answered(llm, groups[0][:batch], params, batch)  # what is still to be compiled
+        answered(llm, groups[0], params, batch)  # what is done once, as the first run of a program
     before = drafting.stats().drafts
     ratios, speeds, wrong, total = [], [], 0, 0
     for number, group in enumerate(groups * rounds):

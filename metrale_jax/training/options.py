@@ -8,9 +8,7 @@ from typing import Any
 from metrale_jax.core.errors import ConfigError
 from metrale_jax.core.option_types import refuse_wrong_types
 
-# Kinds of heads, and the learning rate that each begins well with: an MTP head starts near its best linear one.
-RATES = {"eagle3": 1e-3, "mtp": 3e-4}
-KIND_NAMES = tuple(RATES)
+KIND_NAMES = ("eagle3", "mtp")
 # The value of `prompts` that stands for the built-in ones alone.
 BUILT_IN = "built-in"
 # What a run may be gone on with under another value of.
@@ -21,15 +19,15 @@ FREE = ("data", "checkpoint_minutes", "measured_rows")
 class TrainOptions:
     """How a drafter is trained. Raises `ConfigError` for values out of range.
 
-    `kind` is `mtp` or `eagle3`; `learning_rate` None is what suits it (`RATES`). The model answers `answers` prompts,
-    by up to `answer_tokens` tokens each, which are learnt from, and `held_out` others, which the drafter is measured
-    by. Prompts are those of the file `prompts`, of whose first `held_out` none is learnt from; by default they are what
-    a model that chats makes up itself, and some built-in ones, which are all for other models and for
-    `prompts="built-in"`. The head scores `draft_vocab_size` tokens (0 is all). Training takes `steps` steps of
-    `step_rows` rows of `row_tokens` tokens, drafts `turns` turns ahead, and is saved every `checkpoint_minutes`. The
-    first `single_share` of the steps train the first turn alone: they take a third of the time, and further turns gain
-    from them too. `data` is where answers and the model's rows are kept for further runs; without it they are in the
-    output directory until the end. `measured_rows` rows of held-out texts are measured by.
+    `kind` is `mtp` or `eagle3`. The model answers `answers` prompts, by up to `answer_tokens` tokens each, which are
+    learnt from, and `held_out` others, which the drafter is measured by. Prompts are those of the file `prompts`, of
+    whose first `held_out` none is learnt from; by default they are what a model that chats makes up itself, and some
+    built-in ones, which are all for other models and for `prompts="built-in"`. The head scores `draft_vocab_size`
+    tokens (0 is all). Training takes `steps` steps of `step_rows` rows of `row_tokens` tokens, drafts `turns` turns
+    ahead, and is saved every `checkpoint_minutes`. The first `single_share` of the steps train the first turn alone:
+    they take a third of the time, and further turns gain from them too. `data` is where answers and the model's rows
+    are kept for further runs; without it they are in the output directory until the end. `measured_rows` rows of
+    held-out texts are measured by.
     """
 
     kind: str = "mtp"
@@ -44,7 +42,7 @@ class TrainOptions:
     row_tokens: int = 512
     turns: int = 3
     single_share: float = 0.88
-    learning_rate: float | None = None
+    learning_rate: float = 1e-3
     seed: int = 0
     checkpoint_minutes: float = 3.0
     measured_rows: int = 16
@@ -58,8 +56,6 @@ class TrainOptions:
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise ConfigError(f"{name}={getattr(self, name)} is below {lowest}; give an integer from {lowest}.")
-        if self.learning_rate is None:
-            object.__setattr__(self, "learning_rate", RATES[self.kind])
         if not 0 <= self.single_share <= 1:
             raise ConfigError(f"single_share={self.single_share} is not a share; give a number from 0 to 1.")
         for name in ("learning_rate", "checkpoint_minutes"):
