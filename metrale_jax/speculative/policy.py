@@ -99,6 +99,7 @@ class DraftPolicy:
         self._allowance = settings.loss_start
         self._step = self._num_switches = self._num_trials = self._num_rows = 0
         self._width, self._unrest = (widths[-1] if mode == "always" else 0), 0.0
+        self._after_drafts = self._plain_again = False
         self._tokens: list[float] = []
         self._steps = dict.fromkeys((0, *self.widths), 0)
 
@@ -132,8 +133,11 @@ class DraftPolicy:
         """
         assert width in self._steps, f"a step of width {width} was not planned by a policy of {self.widths}"
         self._steps[width] += 1
-        if seconds is not None:
+        # A plain step right after a drafted one says nothing: engines launch plain steps ahead of what they read, and
+        # that one had to wait for what was accepted.
+        if seconds is not None and (width or not self._after_drafts):
             self._costs.record(num_rows, width, seconds)
+        self._after_drafts = width > 0
         watch = self._watches.get(num_rows)
         gain = self.settings.loss_share
         if width and outcomes:
@@ -216,8 +220,12 @@ class DraftPolicy:
 
     def _plain_is_due(self, watch: _Watch) -> bool:
         """Whether this step is to be plain, to see what that takes; asked less often while times say nothing."""
+        if self._plain_again:
+            self._plain_again = False
+            return True
         if self._step < watch.plain_due:
             return False
+        self._plain_again = self._width > 0  # the first of the two is not measured
         watch.plain_tries += 1
         watch.plain_due = self._step + min(watch.plain_tries**2, self.settings.plain_gap)
         return True

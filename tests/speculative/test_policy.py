@@ -342,3 +342,15 @@ def test_a_batch_that_ends_with_its_slowest_answer_loses_little(chance):
     runs = [96 / until_all_ended(DraftPolicy((1, 3)), chance, 8, 96, seed) for seed in range(24)]
     assert sum(runs) / len(runs) >= FLOOR - 0.01, runs
     assert 96 / until_all_ended(DraftPolicy((1, 3)), 0.9, 8, 96, 0) > 1.3, "what pays is still used"
+
+
+def test_a_plain_step_that_had_to_wait_for_drafts_is_no_measure_of_plain_ones():
+    policy, dice, taken, drawn, after = DraftPolicy((1,)), random.Random(0), 0.0, 0, False
+    for _ in range(600):
+        plan = policy.plan([RowView(0, 9)], 1)
+        seconds = 1.4 if plan.width else 1.2 if after else 1.0
+        accepted = int(plan.width > 0 and dice.random() < 0.37)
+        policy.record(plan.width, 1, seconds, [Outcome(0, plan.lens[0], plan.lens[0], accepted)])
+        taken, drawn, after = taken + seconds, drawn + 1 + accepted, plan.width > 0
+    assert drawn / taken >= FLOOR, policy.stats()
+    assert policy.stats().step_s[0] == (0, 1.0)
