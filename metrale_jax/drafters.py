@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where proposers meet checkpoints: what drafts for a model is opened and its weights are loaded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,31 @@ from metrale_jax.checkpoint.place import Place, load_params
 from metrale_jax.checkpoint.plan import load_plan
 from metrale_jax.core.errors import ConfigError, ModelNotFoundError
 from metrale_jax.loading import Checkpoint, open_checkpoint
-from metrale_jax.run_options import RunOptions
 from metrale_jax.speculative.registry import Ask, Opened, open_proposer
 from metrale_jax.state.formats import StateFormats
 
-# What is chosen of a proposer beside its name.
-DRAFT_OPTIONS = ("drafter", "num_drafts", "draft_confidence", "draft_layer_ids")
 
-
-def opened_proposer(options: RunOptions, checkpoint: Checkpoint, mesh: Mesh | None, cache_dir: Path) -> Opened | None:
-    """The proposer that `options` name for the model of `checkpoint`, None for none, its weights not yet read.
+def opened_proposer(
+    name: str | None,
+    drafter: str | Path | None,
+    num_drafts: int | None,
+    checkpoint: Checkpoint,
+    mesh: Mesh | None,
+    cache_dir: Path,
+    confidence: float = 0.0,
+    layers: Sequence[int] | None = None,
+) -> Opened | None:
+    """The proposer called `name` for the model of `checkpoint`, None for none, its weights not yet read. `confidence`
+    and `layers` are as in `Ask`.
 
     Raises `ConfigError` where the model, its drafter or several devices do not allow it, and for a drafter, a count or
     another option that nothing asks for.
     """
-    name, drafter = options.proposer, options.drafter
     if name is None:
-        for option in DRAFT_OPTIONS:
-            value = getattr(options, option)
-            if value != getattr(RunOptions, option):
+        unset = {"drafter": drafter, "num_drafts": num_drafts, "draft_layer_ids": layers}
+        unset["draft_confidence"] = confidence or None
+        for option, value in unset.items():
+            if value is not None:
                 raise ConfigError(f"{option}={value!r} is for a proposer, and none is chosen; name one as proposer.")
         return None
     try:
@@ -42,10 +49,8 @@ def opened_proposer(options: RunOptions, checkpoint: Checkpoint, mesh: Mesh | No
         found = open_checkpoint(directory)
         return found.config, found.specs, found.source, found.ignored
 
-    layers = None if options.draft_layer_ids is None else tuple(options.draft_layer_ids)
-    ask = Ask(
-        checkpoint.config, checkpoint.values, directory, options.num_drafts, model, options.draft_confidence, layers
-    )
+    kept = None if layers is None else tuple(layers)
+    ask = Ask(checkpoint.config, checkpoint.values, directory, num_drafts, model, confidence, kept)
     opened = open_proposer(name, ask)
     proposer = opened.proposer
     if mesh is not None and (proposer.one_device or proposer.layer_states(StateFormats("float32"))):

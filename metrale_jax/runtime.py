@@ -100,7 +100,9 @@ def load_model(
         dtype, formats = chosen_formats(options, on, checkpoint.config.dtype)
         config = bounded(checkpoint.config, options.max_context_tokens)
         place = cache_dir or default_cache_dir()
-        opened = opened_proposer(options, replace(checkpoint, config=config), mesh, place)
+        asked = options.proposer, options.drafter, options.num_drafts
+        chosen = {"confidence": options.draft_confidence, "layers": options.draft_layer_ids}
+        opened = opened_proposer(*asked, replace(checkpoint, config=config), mesh, place, **chosen)
         if opened is not None:
             formats = replace(formats, num_pending=max(formats.num_pending, opened.num_drafts))
         description, sharing = shared(Description(config, checkpoint.specs), mesh)

@@ -23,7 +23,9 @@ class Odd:
 @pytest.mark.parametrize("config", [LLMConfig, EngineConfig, RunOptions])
 def test_no_option_is_anything(config):
     for field in fields(config):
-        for value in (Odd(), [], {}):
+        # What takes a list is asked for the items' type.
+        listed = "list" in str(field.type)
+        for value in (Odd(), [Odd()] if listed else [], {}):
             with pytest.raises(ConfigError, match=rf"^{field.name}=.* is not [^.]*\.$"):
                 config(**{field.name: value})
 
@@ -39,6 +41,8 @@ def test_no_option_is_anything(config):
         ({"swap_mib": True}, "swap_mib=True is not an integer; give one."),
         ({"disk_cache": 3}, "disk_cache=3 is not text or a path or None; give one."),
         ({"block_size": "16"}, "block_size='16' is not an integer or None; give one."),
+        ({"draft_layer_ids": ["a"]}, "draft_layer_ids=['a'] is not of int alone; give a list of these."),
+        ({"draft_layer_ids": [True]}, "draft_layer_ids=[True] is not of int alone; give a list of these."),
         ({"tensor_parallel": None}, "tensor_parallel=None is not an integer; give one."),
     ],
     ids=str,

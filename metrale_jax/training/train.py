@@ -30,6 +30,7 @@ from metrale_jax.training.fit import CHECKPOINTS, REPORT_STEPS, Course, Lessons,
 from metrale_jax.training.initial import head_layer, initial_head
 from metrale_jax.training.options import BUILT_IN, TrainOptions
 from metrale_jax.training.pack import (
+    Packed,
     Text,
     coverage,
     draft_vocabulary,
@@ -166,13 +167,7 @@ def _trained(
     say,
 ) -> dict[str, Any]:
     target, params = loaded.config, loaded.params
-    held, learnt = (pack(each, options.row_tokens) for each in texts)
-    for packed, whole in zip((held, learnt), texts, strict=True):
-        if not packed.asked.any():
-            least = min(text.answer_start for text in whole) + 1
-            raise ConfigError(
-                f"row_tokens={options.row_tokens} cuts each text before its answer; give {least} or more, better 512."
-            )
+    held, learnt = (_packed(each, options.row_tokens) for each in texts)
     ids = _vocabulary(loaded, told, rows[0], learnt, options.draft_vocab_size)
     capture = default_capture(len(target.layers)) if len(rows) > 1 else ()
     config = head_config(options.kind, target, head_layer(target), len(ids), capture)
@@ -218,6 +213,16 @@ def _trained(
         "held_out": found,
         "history": history,
     }
+
+
+def _packed(texts: Sequence[Text], row_tokens: int) -> Packed:
+    packed = pack(texts, row_tokens)
+    if not packed.asked.any():
+        least = min(text.answer_start for text in texts) + 1
+        raise ConfigError(
+            f"row_tokens={row_tokens} cuts each text before its answer; give {least} or more, better 512."
+        )
+    return packed
 
 
 def _tables(target: ModelConfig, params: DecoderParams) -> tuple[np.ndarray, np.ndarray]:
