@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 from metrale_jax import LLM, SamplingParams
+from metrale_jax.answers import params_for
+from metrale_jax.engine.make import make_engine
+from metrale_jax.engine.tiers import Tier
+from metrale_jax.llm_config import engine_config
 from metrale_jax.speculative.draft_model import DraftModel, draft_model
 from metrale_jax.speculative.recurrent_draft import RecurrentDraftModel
 from tests.conftest import GOLDENS
@@ -109,7 +113,8 @@ class Engines:
     def hold(self, asked, params, run=None):
         """Asserts that answers are those without drafts, and of a model that drafts for itself that no draft is
         rejected; gives the results."""
-        expected = [[one.token_ids for one in self._plain.generate([prompt], params)[0].choices] for prompt in asked]
+        each = zip(asked, params_for(params, len(asked)), strict=True)
+        expected = [[one.token_ids for one in self._plain.generate([prompt], one)[0].choices] for prompt, one in each]
         before = self.drafting.stats().drafts
         results = (run or self.drafting.generate)(asked, params)
         self.drafting.engine.check()
@@ -163,3 +168,60 @@ def test_forks_draft_from_the_state_of_what_they_were_forked_from(engines):
 
     stem, *tails = texts(37, 1, 4)
     engines.hold([[*stem, *tail] for tail in tails], GREEDY, forked)
+
+
+def test_answers_end_at_every_length_and_with_the_context(engines):
+    short = [replace(GREEDY, max_tokens=count) for count in range(1, 11)]
+    engines.hold(texts(*range(9, 19)), short)
+    [whole] = engines.hold(texts(117), replace(GREEDY, max_tokens=None))
+    assert len(whole.token_ids) == OPTIONS["max_context_tokens"] - 117
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 20], ids=["run again", "swapped"])
+def test_who_has_made_room_for_others_drafts_on_from_its_state(engines, swap_bytes):
+    def cramped(asked, params):
+        memory = engines.drafting.engine.memory
+        memory.forget()
+        memory.swap.max_bytes = swap_bytes
+        spare = [allocator.allocate(allocator.num_free - 7) for allocator in memory.allocators]
+        results = engines.drafting.generate(asked, params)
+        memory.swap.max_bytes = 0
+        for allocator, blocks in zip(memory.allocators, spare, strict=True):
+            allocator.release(blocks)
+        return results
+
+    before = engines.drafting.stats()
+    results = engines.hold(texts(41, 30), replace(GREEDY, max_tokens=40), cramped)
+    assert any(result.metrics.num_preemptions for result in results)
+    assert (engines.drafting.stats().num_swaps > before.num_swaps) == bool(swap_bytes)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 9])
+def test_an_answer_that_was_saved_drafts_on_from_its_state(engines, num_tokens, tmp_path):
+    def put_aside(asked, params):
+        llm = engines.drafting
+        answer = llm.submit(*asked, params)
+        while answer.num_generated < num_tokens:
+            llm.step()
+        llm.save_answer(answer, tmp_path / "state")
+        llm.cancel([answer])
+        llm.engine.memory.forget()
+        again = llm.load_answer(tmp_path / "state")
+        while llm.step():
+            llm.engine.check()
+        return [again.result()]
+
+    engines.hold(texts(29), GREEDY, put_aside)
+
+
+def test_a_prefix_that_left_the_pool_brings_its_state_back(engines, monkeypatch):
+    llm = engines.drafting
+    settings = engine_config(llm.config, llm.loaded.steps.model)
+    tier = Tier(1 << 20)
+    monkeypatch.setattr(llm, "engine", make_engine(llm.loaded.steps, llm.loaded.params, settings, tier=tier))
+    asked = texts(49)
+    engines.hold(asked, GREEDY)
+    llm.spill()
+    llm.engine.memory.forget(distrusted=False)
+    [result] = engines.hold(asked, GREEDY)
+    assert tier.stats.hits == 1 and result.usage.cached_tokens == 48
